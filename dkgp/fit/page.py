@@ -147,7 +147,8 @@ def _verdict(evaluated: Document) -> str:
     for finding in evaluated["verdict"]:
         advice = finding.get("advice")
         more = f'<span class="advice">{escape(typed(str(advice)))}</span>' if advice else ""
-        items.append(f"<li>{escape(str(finding['text']))}{more}</li>\n")
+        of = f"{finding['target']}: " if "target" in finding else ""
+        items.append(f"<li>{escape(of + str(finding['text']))}{more}</li>\n")
     return f'<ul class="verdict">\n{"".join(items)}</ul>\n'
 
 
@@ -156,7 +157,8 @@ def _given_up(document: Document) -> str:
     given_up = document.get("given_up") or []
     if not given_up:
         return ""
-    short = [f"<p>{escape(item['text'])}.</p>\n" for item in given_up if item["step"] == "fit"]
+    texts = [str(item["text"]) for item in given_up if item["step"] == "fit"]
+    short = [f"<p>{escape(text[0].upper() + text[1:])}.</p>\n" for text in texts]
     lost = [f"{item['step']}: {item['text']}" for item in given_up if item["step"] != "fit"]
     candidates = ((document["tune"] or {}).get("candidates") or {}).get("not_tried", ())
     lost += [f"tune: '{row['from']}' was not tried: {row['reason']}" for row in candidates]
@@ -193,29 +195,36 @@ def _figures(document: Document) -> list[Row]:
             ("Brier score", _number(evaluated["brier"], ".4f")),
             ("calibration error of probabilities", _number(evaluated["ece"], ".2%")),
         ]
-    units = ", ".join(document["ingest"]["targets"])
+    by_target = evaluated.get("per_target") or {}
+    of = "all targets" if by_target else document["ingest"]["targets"][0]
+    units = "all targets together" if by_target else f"units of {of}"
     transforms = evaluated.get("transform")
-    scale = "the target" if not transforms else ", ".join(map(transform_text, transforms))
+    scale = "the target" if not transforms else transform_text(transforms[0])
+    scale = "the targets" if by_target else scale
     rows = [
-        (f"root mean square error (units of {units})", _number(evaluated["rmse_raw"])),
-        (f"mean absolute error (units of {units})", _number(evaluated["mae_raw"])),
-        (f"R² (share of the variance of {units} that is predicted)", _number(evaluated["r_squared"])),
+        (f"root mean square error ({units})", _number(evaluated["rmse_raw"])),
+        (f"mean absolute error ({units})", _number(evaluated["mae_raw"])),
+        (f"R² (share of the variance of {of} that is predicted)", _number(evaluated["r_squared"])),
         (
             f"root mean square error, in standard deviations of {scale} (training rows)",
             _number(evaluated["rmse"]),
         ),
     ]
+    rows += [
+        (f"root mean square error, {name} (units of {name})", _number(scores["rmse_raw"]))
+        for name, scores in by_target.items()
+    ]
     compared = evaluated.get("compare") or {"rmse_raw": {}}
     for target, errors in compared["rmse_raw"].items():
-        of = f", {target}" if len(compared["rmse_raw"]) > 1 else ""
+        beside = f", {target}" if by_target else ""
         rows += [
-            (f"root mean square error of {rival_text(name, compared)}{of}", _number(error))
+            (f"root mean square error of {rival_text(name, compared)}{beside}", _number(error))
             for name, error in errors.items()
         ]
     if evaluated.get("nlpd") is not None:
         rows += [
             ("coverage of 95 % intervals", coverage_text(evaluated)),
-            (f"negative log predictive density (nats per sample, of {units})", _number(evaluated["nlpd_raw"])),
+            (f"negative log predictive density (nats per sample, of {of})", _number(evaluated["nlpd_raw"])),
         ]
     if (certified := certified_means(evaluated)) is not None:
         rows.append(("mean certified within", certified))
@@ -278,7 +287,8 @@ def _model(document: Document) -> str:
     attempts = document.get("attempts")
     if attempts and (len(attempts["tried"]) > 1 or attempts["not_tried"]):
         content += _attempts(attempts)
-    if document["classifiers"]:
+    methods = document["classifiers"] or {"methods": (), "left_out": ()}
+    if methods["methods"] or methods["left_out"]:
         content += _methods(document["classifiers"], way["name"])
     warnings = [*(tuned or {}).get("warnings", []), *trained["warnings"], *document["predict"]["warnings"]]
     known = _elsewhere(document) | set(document["ingest"]["warnings"])

@@ -231,9 +231,11 @@ def kernel_text(kernel: Mapping[str, Any], feature_names: Sequence[str] = ()) ->
     -------
     str
         The expression, as it is written for `--kernel` but for its numbers, then a line for each part:
-        `rbf[lat, lon]: variance 1, gamma 0.5 (lat), 0.2 (lon)`.
+        `rbf[lat, lon]: variance 1, gamma 0.5 (lat), 0.2 (lon)`. A kernel of one part has only this line.
     """
-    return "\n".join([_expression(kernel, None, feature_names), *_parts(kernel, None, feature_names)])
+    expression, parts = _expression(kernel, None, feature_names), list(_parts(kernel, None, feature_names))
+    is_single = len(parts) == 1 and parts[0].startswith(f"{expression}: ")
+    return "\n".join(parts if is_single else [expression, *parts])
 
 
 def _expression(

@@ -164,6 +164,7 @@ def test_several_targets_and_few_samples(tmp_path: Path) -> None:
     shown = Path(document["report"]).read_text(encoding="utf-8")
     check_page(shown)
     assert "price, depth from 5 features" in shown
+    assert all(f"root mean square error, {name} (units of {name})" in shown for name in ("price", "depth"))
 
 
 def test_hyperparameters_without_a_comparison_name_no_samples() -> None:
