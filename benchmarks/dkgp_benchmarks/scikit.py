@@ -43,7 +43,7 @@ def kernels() -> dict[str, Any]:
     noise = sk.WhiteKernel(0.1)
     return {
         "RBF": sk.ConstantKernel() * sk.RBF() + noise,
-        "RBF, a scale a feature": sk.ConstantKernel() * sk.RBF([1.0] * D) + noise,
+        "RBF, one length scale per feature": sk.ConstantKernel() * sk.RBF([1.0] * D) + noise,
         "Matern 3/2": sk.ConstantKernel() * sk.Matern(nu=1.5) + noise,
     }
 
@@ -63,7 +63,7 @@ def run_bench_scikit(
                 rows.append({"n": n, "kernel": name, **_race(n, kernel, repeats, seed, null=null)})
             worst[f"worst_{n}"] = max(row[task] for row in rows if row["n"] == n for task in TASKS if task in row)
         show(WorkProgress("done", total, total, "problems"))
-    title = "Processor time of dkgp's classes over scikit-learn's of the same names"
+    title = "Processor time of dkgp's classes divided by that of scikit-learn's classes of the same names"
     settings = {"sizes": list(sizes), "repeats": repeats, "seed": seed, "n_test": N_TEST, "d": D}
     document = report("scikit", title, COLUMNS, rows, worst, **settings)
     return write_record(document, out)

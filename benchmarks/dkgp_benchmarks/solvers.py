@@ -224,7 +224,7 @@ def run_bench_solvers(job: BenchSolversJob, reporter: Reporter) -> Document:
     ratios = [row["to_best"] for row in automatic]
     document = report(
         "solvers",
-        f"Solvers to max |g| <= {job.solver.tolerance:g}, medians of {job.repeats}, and the one that auto picks",
+        f"Solvers, to a largest residual of {job.solver.tolerance:g}, and the choice of auto; medians of {job.repeats}",
         COLUMNS,
         rows,
         {

@@ -35,7 +35,7 @@ def run_bench_certify(job: BenchCertifyJob, reporter: Reporter) -> Document:
         executor.close()
     figures = dict(zip(Judged.NAMES[:4], total.counts, strict=False))
     title = (
-        f"Certified labels of exact LS-SVMs: of {total.labels:,} held against dense solutions {total.certified:,} are "
-        f"certified, {total.wrong} of them wrongly; {total.beyond} decisions beyond their bounds"
+        f"Certified labels of exact LS-SVMs: {total.certified:,} of {total.labels:,} labels compared with dense "
+        f"solutions are certified, {total.wrong} of them wrongly; {total.beyond} decisions lie outside their bounds"
     )
     return write_record(report("certify", title, exact.COLUMNS, rows, figures, tolerance=job.tolerance), job.out)

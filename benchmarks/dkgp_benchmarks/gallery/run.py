@@ -95,7 +95,7 @@ def run_bench_gallery(job: BenchGalleryJob, reporter: Reporter) -> Document:
         for kind in kinds
         if (values := [row[kind] for row in rows if row[kind] is not None])
     }
-    title = "scikit-learn's gallery by dkgp's classes: largest differences"
+    title = "scikit-learn's gallery: largest differences between dkgp's and scikit-learn's results"
     return write_record(report("gallery", title, COLUMNS, rows, largest, **vars(job)), job.out)
 
 

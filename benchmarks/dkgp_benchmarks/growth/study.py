@@ -119,7 +119,10 @@ def run_bench_growth(job: BenchGrowthJob, reporter: Reporter) -> Document:
         "peak_memory_bytes": last["peak_memory_bytes"],
         "gradient_inf_norm": last["gradient_inf_norm"],
     }
-    title = f"Growth: {job.problem.data}, seconds to max|g| <= {job.solver.tolerance:g}, and the limit of their entries"
+    title = (
+        f"Growth: {job.problem.data}, seconds to a largest residual of {job.solver.tolerance:g}, and seconds of "
+        "the kernel entries alone (lower limit)"
+    )
     document = report("growth", title, COLUMNS, rows, figures, **job.identity(), sizes=list(job.sizes))
     document["warnings"] = list(reporter.warnings)
     if job.plot is not None:
