@@ -1,9 +1,9 @@
-"""Exact Gaussian process regression by greedy block coordinate descent, out of core, on Dask.
+"""Gaussian process regression, classification and kriging for tables that are too large for memory.
 
-`dkgp.GPRegressor`, `dkgp.SparseGPRegressor`, `dkgp.LSSVC`, `dkgp.FixedSizeLSSVC`, `dkgp.KernelLogisticClassifier`,
-`dkgp.GPClassifier`, `dkgp.ConjugateDirectionsPursuit`, scikit-learn's `dkgp.GaussianProcessRegressor` and
-`dkgp.GaussianProcessClassifier`, and the layers (`dkgp.solvers.solve`,
-`dkgp.kernels.SquaredExponential`, `dkgp.data.open_dataset`) are attributes that are loaded on first use.
+Estimators: `dkgp.GPRegressor`, `dkgp.SparseGPRegressor`, `dkgp.LSSVC`, `dkgp.FixedSizeLSSVC`,
+`dkgp.KernelLogisticClassifier`, `dkgp.GPClassifier`, `dkgp.ConjugateDirectionsPursuit`, and replacements for
+scikit-learn's `dkgp.GaussianProcessRegressor` and `dkgp.GaussianProcessClassifier`. The packages below them, such as
+`dkgp.solvers`, `dkgp.kernels` and `dkgp.data`, are attributes too. All are loaded on first use.
 """
 
 from __future__ import annotations

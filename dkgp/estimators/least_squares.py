@@ -93,48 +93,50 @@ class LSSVC(CalibratedClassifier, CertifiedClassifier):
 
     All samples are support vectors: the decision f(x) = sum_i alpha_i k(x, x_i) + b solves the LS-SVM's linear system
     (Karsmakers, Pelckmans, De Brabanter, Van Hamme and Suykens, *Sparse conjugate directions pursuit with application
-    to fixed-size kernel models*, 2011, equations 21 to 23) by dkgp's own solvers, C + 1 right-hand sides in one solve,
-    out of core where the samples are. Each decision comes with a proven bound on its distance from the exact one's; a
-    label whose decision exceeds its bound is *certified* to be the exact machine's.
+    to fixed-size kernel models*, 2011, equations 21 to 23). One solve of dkgp's solvers has C + 1 right-hand sides.
+    Each decision has a proven bound on its distance from the exact decision. A label is *certified* to be the exact
+    machine's if the decision exceeds its bound.
 
     Parameters
     ----------
     kernel : str, Kernel or Hyperparameters, default "rbf"
-        An expression such as "rbf" or "matern32 + linear", whose values are tuned; or a kernel of the standardised
-        features, or hyperparameters, whose values are taken as they are.
+        An expression such as "rbf" or "matern32 + linear", which `fit` tunes; or a kernel of the standardised features
+        or hyperparameters, which it does not change.
     noise_variance : float, optional
-        s2 = 1 / gamma_K of the paper: the larger, the smoother. Tuned along with the kernel where it is not given; a
-        `Kernel` needs it.
+        s2 = 1 / gamma_K of the paper; larger is smoother. By default tuned together with the kernel. A `Kernel` needs
+        it.
     optimizer : {"marginal_likelihood"} or None, default "marginal_likelihood"
-        Tunes a kernel given as text, on a subset of the labels as numbers -1 and 1; with None its starting values stay.
+        Objective that tunes an expression, on a subset of the labels, coded as -1 and 1. None: the expression keeps its
+        initial values.
     subset_size : int, default 2000
-        Samples to tune on.
+        Number of samples in the subset.
     fit_intercept : bool, default True
     class_weight : dict or "balanced", optional
-        Weight of each class in the sum of squared errors, by label; "balanced" has all classes count the same.
+        Weight of each class in the sum of squared errors, by label. "balanced": all classes have the same total weight.
     probability : bool, default True
-        Whether `predict_proba` is wanted: a sigmoid of decisions at samples of a subset, each left out (Platt).
+        Calibrate probabilities: Platt's sigmoid of decisions at samples of a subset, each predicted without itself.
     tol : float, default 1e-3
-        Decisions are within about so much of the exact ones when the solver stops.
+        Approximate largest distance of a decision from the exact decision when the solver stops.
     solver : str or solver, default "auto"
-        A name, or one of `dkgp.solvers`.
+        Name of a solver, or a solver of `dkgp.solvers`.
     max_passes : float, optional
-        Passes over the kernel matrix at most.
+        Largest number of passes over the kernel matrix.
     client : distributed.Client, optional
-        Workers to compute with.
+        Client whose workers compute.
     store : str, optional
-        Folder or URL that all workers can read, for stores; by default a temporary folder.
+        Folder or URL that all workers can read, for stores. By default a temporary folder.
     random_state : int, RandomState or None, default 0
     product_error : float or {"auto", "none"}, default "auto"
-        Allowed error of an entry of a product with the kernel matrix, of a model of all samples: as of `GPRegressor`.
+        For a model of all samples: largest accepted error of an entry of a product with the kernel matrix; see
+        `GPRegressor`.
 
     Attributes
     ----------
     classes_ : (C,) ndarray
     kernel_, noise_variance_, hyperparameters_, solution_, history_, n_features_in_, feature_names_in_
-        As of `GPRegressor`.
+        See `GPRegressor`.
     intercept_ : (t,) ndarray
-        One column for two classes, otherwise one for each.
+        One value for two classes, otherwise one for each class.
     certificate_ : dkgp.models.classification.certificate.DecisionCertificate
     calibration_ : dkgp.models.classification.calibration.Calibration or None
 
@@ -219,61 +221,65 @@ NOISE = Takes("a positive number, a sequence of such, or None", _are_noise_varia
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class FixedSizeLSSVC(CalibratedClassifier):
-    """Fixed-size least-squares support vector machine: a few prototypes, all samples' errors.
+    """Fixed-size least-squares support vector machine: a model of a few prototypes, fitted to all samples.
 
-    Out of a pool of prototypes sparse conjugate directions pursuit chooses k, for all k in turn, unless a whole pool
-    does much better; cross-validation chooses k, the noise variance and the kernel's scale from sums over the samples
-    alone, one pass over the data for a few scales (Karsmakers, Pelckmans, De Brabanter, Van Hamme and Suykens, *Sparse
-    conjugate directions pursuit with application to fixed-size kernel models*, 2011).
+    Sparse conjugate directions pursuit selects prototypes from a pool, one after another. Cross-validation chooses
+    their number k, the noise variance and the kernel's scale from sums over the samples, with one pass over the data
+    for a few scales. The model keeps the whole pool if that is much better (Karsmakers, Pelckmans, De Brabanter, Van
+    Hamme and Suykens, *Sparse conjugate directions pursuit with application to fixed-size kernel models*, 2011).
 
     Parameters
     ----------
     kernel : str, Kernel or Hyperparameters, default "rbf"
-        An expression such as "rbf" or "matern32"; a kernel of the standardised features; or hyperparameters, as of
-        `dkgp tune`. "rbf" starts with a length scale for each feature, by the marginal likelihood of a subset's labels;
-        others start as they are. `search` moves the common scale of all.
+        An expression such as "rbf" or "matern32", a kernel of the standardised features, or hyperparameters of
+        `dkgp tune`. "rbf" starts with one length scale per feature, by the marginal likelihood of a subset's labels.
+        `search` then changes only the common factor of all length scales.
     noise_variance : float or sequence of float, optional
-        s2 = 1 / gamma_K of the paper: the larger, the smoother. Those that are tried; by default decades, and finer
-        about the best.
+        Values of s2 = 1 / gamma_K of the paper to try; larger is smoother. By default powers of ten, with a finer grid
+        around the best one.
     pool : int, optional
-        Prototypes to choose from; by default 2000, and of several classes up to 4000, as far as some seconds go.
+        Number of candidates for prototypes. By default 2,000; for three or more classes up to 4,000, limited to some
+        seconds of work.
     prototypes : str, default "k-centre"
-        How the pool is chosen: "uniform", "k-centre", "entropy", "k-means", "pivoted", "variance", "greedy".
+        Method that chooses the pool: "uniform", "k-centre", "entropy", "k-means", "pivoted", "variance" or "greedy".
     max_basis : int, optional
-        Most prototypes that a model may have; by default the pool.
+        Largest number of prototypes of the model. By default the pool.
     candidates : int, optional
-        Prototypes drawn at random that each step looks at (59 in the paper); by default all.
+        Number of random prototypes that each step examines (59 in the paper). By default all.
     folds : int, default 5
-        Folds of the cross-validation at most; fewer where a class has fewer samples.
+        Largest number of folds of the cross-validation; fewer if a class has fewer samples.
     search : {"shared", "grid", "profile", "annealing", "none"}, default "shared"
-        For the kernel's scale: in one dimension, judged by a whole pool for all classes at once; a few of these are
-        taken in the end where they do nearly as well; the same, judged by the best few; coupled simulated annealing,
-        as in the paper; or not at all.
+        Search for the kernel's scale. "shared": a line search that scores each scale with the whole pool, and finally
+        keeps fewer prototypes if they score nearly as well; "grid": ten scales, scored in the same way; "profile": a
+        line search that scores each scale with its best few prototypes; "annealing": coupled simulated annealing, as
+        in the paper; "none": the initial scale.
     cardinality : {"tenth", "best", "one-standard-error"}, default "tenth"
-        The fewest prototypes whose score is within a tenth of the folds' standard deviation of the best; the best; or
-        within a standard error.
+        Rule for k: the fewest prototypes whose score is within a tenth of the folds' standard deviation of the best
+        score; the best score; or the fewest within one standard error of it.
     isotropic : bool, default False
-        One length scale for all features, as in the paper.
+        Use one length scale for all features, as in the paper.
     intercept : {"first", "selected", "none"}, default "first"
+        Always included; included if the pursuit selects it; or omitted.
     stop : (int, float) or None, default (10, 1e-3)
-        Ends the pursuit where the mean score of so many steps is no better, relatively; None goes through all.
+        Stop adding prototypes if the last `stop[0]` steps improved the score by a share of less than `stop[1]`.
     class_weight, probability, client, store, random_state
-        As of `LSSVC`.
+        See `LSSVC`.
 
     Attributes
     ----------
     classes_, kernel_, noise_variance_, solution_, history_, intercept_, calibration_, n_features_in_, feature_names_in_
-        As of `LSSVC`; `history_` has a record for each scale of the kernel.
+        See `LSSVC`; `history_` has a record for each scale of the kernel.
     class_weight_ : dict or None
-        Mean weight of the samples of each class; None where all count the same.
+        Mean weight of the samples of each class; None if all samples have the same weight.
     path_ : list of dict
-        By `cardinality`: the cross-validated `score`, and its standard deviation over folds; of a whole pool that one.
+        For each `cardinality` the cross-validated `score` and its standard deviation over folds; one entry for a whole
+        pool.
     n_basis_ : int
         Number of prototypes.
     prototypes_ : (k, d) ndarray
-        In the inputs' units; of the features that vary.
+        Prototypes in the inputs' units, without constant features.
     prototype_indices_ : (k,) ndarray of int or None
-        Training samples that the prototypes are; None where they are none, as centres of k-means.
+        Numbers of the samples that are prototypes; None for other points, such as centres of k-means.
 
     Examples
     --------

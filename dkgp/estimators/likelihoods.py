@@ -136,61 +136,62 @@ class LikelihoodClassifier(CertifiedClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class KernelLogisticClassifier(LikelihoodClassifier):
-    """Kernel logistic regression, with certified labels and intervals of probabilities.
+    """Kernel logistic regression, with certified labels and proven intervals of probabilities.
 
-    Minimises sum_i l(y_i, f(x_i)) + lambda |f|^2 / 2 over the functions of the kernel's space, l the logistic loss, or
-    of several classes that of softmax (Ratliff and Bagnell, *Kernel conjugate gradient for fast kernel machines*, 2007,
-    equations 2 and 3; their print of 3 has the other sign). Out of core where the samples are. Each decision comes with
-    a proven bound on its distance from the exact minimiser's, so that labels are *certified* and probabilities lie in
-    intervals.
+    The model minimises the risk sum_i l(y_i, f(x_i)) + lambda |f|^2 / 2 over the functions of the kernel's space. l is
+    the logistic loss, or for several classes softmax's (Ratliff and Bagnell, *Kernel conjugate gradient for fast kernel
+    machines*, 2007, equations 2 and 3; the printed sign of 3 is wrong). Each decision has a proven bound on its
+    distance from the exact minimiser's. It makes labels *certified*, and gives an interval for each probability.
 
     Parameters
     ----------
     kernel : str, Kernel or Hyperparameters, default "rbf"
-        An expression such as "rbf" or "matern32 + linear", whose values are tuned; or a kernel of the standardised
-        features, or hyperparameters, whose values are taken as they are.
+        An expression such as "rbf" or "matern32 + linear", which `fit` tunes; or a kernel of the standardised features
+        or hyperparameters, which it does not change.
     regularisation : float, default 1.0
-        lambda. It and the kernel's amplitude are one parameter: tuned kernels belong to 1.
+        lambda. Only its ratio to the kernel's amplitude matters; a tuned kernel assumes 1.
     multi_class : {"softmax", "ovr"}, default "softmax"
-        Of more than two classes: all in one problem, or one against the rest, probabilities divided by their sum.
+        Treatment of three or more classes: one model for all; or one per class against the rest, with normalised
+        probabilities.
     optimizer : {"laplace", "vif"} or None, default "laplace"
-        Tunes a kernel given as text by Laplace's evidence of a subset; "vif": by that of all labels, each class against
-        the rest, on a basis of 200 with neighbours, as `dkgp tune --objective vif` does. With None its starting values
-        stay.
+        Objective that tunes an expression: the marginal likelihood of a subset's labels in Laplace's approximation; or
+        with "vif" that of all labels, each class against the rest, on a basis of 200 with neighbours
+        (`dkgp tune --objective vif`). None: the expression keeps its initial values.
     subset_size : int, default 2000
-        Samples to tune on.
+        Number of samples in the subset.
     n_basis : int, optional
-        Samples or centres that the function is a sum over; by default all samples.
+        Train a sparse model on a basis of this number of samples. By default all samples.
     basis : str, default "pivoted"
-        How the basis is chosen: "uniform", "pivoted", "variance", "k-centre", "k-means", "entropy".
+        Method that chooses the basis: "uniform", "pivoted", "variance", "k-centre", "k-means" or "entropy".
     certify : bool, default False
-        Of a basis: also prove how far it is from the minimiser of all samples, which takes a pass over the kernel
-        matrix. Else nothing of it is certified.
+        With `n_basis`: prove the distance from the minimiser of all samples, with one pass over the kernel matrix. By
+        default a sparse model certifies nothing.
     class_weight : dict or "balanced", optional
-        Weight of each class's losses, by label; "balanced" has all classes count the same.
+        Weight of each class's losses, by label. "balanced": all classes have the same total weight.
     tol : float, default 1e-3
-        Decisions are proven to be within so much of the exact minimiser's when the minimisation stops.
+        Proven largest distance of a decision from the exact minimiser's when the minimisation stops.
     solver : {"auto", "kcg", "newton", "majorisation", "gradient", "paramcg"}, default "auto"
-        How the risk is minimised, of all samples; the guide to solvers has them.
+        Method that minimises the risk of all samples; the guide to solvers describes them.
     max_passes : float, optional
-        Passes over the kernel matrix at most.
+        Largest number of passes over the kernel matrix.
     client : distributed.Client, optional
-        Workers to compute with.
+        Client whose workers compute.
     store : str, optional
-        Folder or URL that all workers can read, for stores; by default a temporary folder.
+        Folder or URL that all workers can read, for stores. By default a temporary folder.
     random_state : int, RandomState or None, default 0
     product_error : float or {"auto", "none"}, default "auto"
-        Allowed error of an entry of a product with the kernel matrix, of a model of all samples: as of `GPRegressor`.
+        For a model of all samples: largest accepted error of an entry of a product with the kernel matrix; see
+        `GPRegressor`.
 
     Attributes
     ----------
     classes_ : (C,) ndarray
     kernel_, hyperparameters_, solution_, history_, n_features_in_, feature_names_in_
-        As of `GPRegressor`.
+        See `GPRegressor`.
     regularisation_ : float
     likelihood_ : dkgp.models.classification.likelihoods.Likelihood
     n_basis_ : int or None
-        Points of the basis; None where all samples are.
+        Number of points of the basis; None for a model of all samples.
 
     Examples
     --------
@@ -231,33 +232,34 @@ class KernelLogisticClassifier(LikelihoodClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class GPClassifier(LikelihoodClassifier):
-    """Gaussian process classifier by Laplace's approximation, with intervals of probabilities.
+    """Gaussian process classifier by Laplace's approximation, with proven intervals of probabilities.
 
-    The latent function's posterior is approximated at its mode; a class's probability is averaged over it, so that far
-    from all samples it tends to a half (Rasmussen and Williams, *Gaussian processes for machine learning*, 2006,
-    section 3.4). scikit-learn's `GaussianProcessClassifier` does the same with an n x n matrix; here mode and variances
-    are solved for out of core, to proven bounds, or on a basis.
+    Laplace's method approximates the posterior of the latent function at its mode. The probability of a class is an
+    average over this posterior, so it tends to a half far from all samples (Rasmussen and Williams, *Gaussian processes
+    for machine learning*, 2006, section 3.4). scikit-learn's `GaussianProcessClassifier` does the same with an n x n
+    matrix. dkgp solves for mode and variances without that matrix, to proven bounds, or on a basis.
 
     Parameters
     ----------
     kernel : str, Kernel or Hyperparameters, default "rbf"
-        As of `KernelLogisticClassifier`; its amplitude says how sure probabilities can be.
+        See `KernelLogisticClassifier`. A larger amplitude allows probabilities closer to 0 and 1.
     link : {"logit", "probit"}, default "logit"
-        From the latent function to a probability.
+        Probability as a function of the latent function.
     multi_class : {"ovr", "softmax"}, default "ovr"
-        Of more than two classes: one against the rest, probabilities divided by their sum; or all in one problem.
+        Treatment of three or more classes: one model per class against the rest, with normalised probabilities; or one
+        for all.
     neighbours : int, optional
-        Of a basis: also stand each prediction on so many nearest samples (128, say), which the model keeps. The basis
-        models long distances, the samples short ones; nothing is proven of it.
+        With `n_basis`: number of nearest samples, such as 128, that each prediction also uses, and that the model
+        stores. The basis covers long-range dependence, the neighbours short-range dependence. No bounds are proven.
     optimizer, subset_size, n_basis, basis, certify, class_weight, tol, solver, max_passes, client, store, random_state
-        As of `KernelLogisticClassifier`.
+        See `KernelLogisticClassifier`.
     product_error : float or {"auto", "none"}, default "auto"
-        As of `KernelLogisticClassifier`.
+        See `KernelLogisticClassifier`.
 
     Attributes
     ----------
     classes_, kernel_, hyperparameters_, solution_, history_, likelihood_, n_basis_, n_features_in_, feature_names_in_
-        As of `KernelLogisticClassifier`.
+        See `KernelLogisticClassifier`.
 
     Examples
     --------

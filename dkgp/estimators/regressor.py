@@ -58,87 +58,82 @@ MOST_KEPT_DRAWS = 4
 class GPRegressor(GPEstimator):
     """Exact Gaussian process regression.
 
-    Inputs and targets are standardised inside, and features that are constant are left out; predictions come back in
-    the targets' own units.
+    `fit` standardises inputs and targets, and leaves out constant features. Predictions are in the targets' own units.
 
     Parameters
     ----------
     kernel : str, Kernel or Hyperparameters, default "rbf"
-        An expression such as "rbf" or "matern32 + linear" (`dkgp.kernels.parse_kernel`), whose values are tuned; or a
-        kernel of the standardised features, or the outcome of `dkgp.models.tune`, whose values are taken as they are.
+        An expression such as "rbf" or "matern32 + linear" (`dkgp.kernels.parse_kernel`), which `fit` tunes; a kernel
+        of the standardised features; or the result of `dkgp.models.tune`. `fit` does not change the last two.
     noise_variance : float, optional
-        s2, on the scale of targets of unit variance. Tuned along with the kernel where it is not given; a `Kernel`
-        needs it, unless white noise is part of it.
+        s2, for targets with variance 1. By default tuned together with the kernel. A `Kernel` needs it, unless white
+        noise is part of the kernel.
     optimizer : {"marginal_likelihood", "loo", "vif"} or None, default "marginal_likelihood"
-        Objective on a subset of the samples that tunes a kernel given as text; with None its starting values stay.
-        "vif" is maximised on all samples, whose noise it takes for the same: `dkgp tune --objective vif`.
+        Objective that tunes an expression: on a subset of the samples; with "vif" on all samples, for noise that is
+        equal everywhere (`dkgp tune --objective vif`). None: the expression keeps its initial values.
     subset_size : int, default 2000
-        Samples of that subset.
+        Number of samples in the subset.
     n_restarts_optimizer : int, default 0
-        Further starting points.
+        Number of further starting points of the search.
     tol : float, default 1e-4
-        The solve ends when no entry of the gradient Kbar alpha - y exceeds this.
+        Largest residual |Kbar alpha - y| at which the solve has converged.
     max_passes : float, optional
-        Passes over the kernel matrix after which it ends all the same, with a `ConvergenceWarning`.
+        Largest number of passes over the kernel matrix. A solve that needs more ends with a `ConvergenceWarning`.
     solver : str or Solver, default "auto"
-        "auto": chosen by the problem's sizes and a probe, as `solution_` then says; the name of a solver, such as
-        "gbcd", greedy block coordinate descent; or one of `dkgp.solvers` with settings of your own.
+        Name of a solver, such as "gbcd"; a solver of `dkgp.solvers`; or "auto": the fastest by a forecast, which
+        `solution_` names.
     variance_gap : float, default 0.02
-        Relative width of the intervals that variances are proven to lie in; those that take too long stay wider.
+        Requested relative width of the proven intervals of variances. Intervals that would take too long stay wider.
     client : distributed.Client, optional
-        Whose workers to use; it stays open, and does not travel with copies and pickles. By default the
-        program's default client, `distributed.Client()`, for more than 20,000 samples; without one these run on a
-        cluster within this process. Smaller problems run on its threads.
+        Client whose workers compute. It stays open, and copies and pickles do not contain it. By default, for more
+        than 20,000 samples, the default client of the program, else a cluster in this process; for fewer, threads.
     store : str, optional
-        Folder or URL, readable by all workers, for data too large for memory or needed by other processes: the
-        training set of dask arrays, and the model. It stays there. A temporary folder by default, which goes with the
-        estimator.
+        Folder or URL that all workers can read, for the training set of dask arrays and the model. Needed for data
+        beyond memory and for other processes. By default a temporary folder that is removed with the estimator.
     random_state : int, RandomState instance or None, default 0
-        Of the subset and of starting points.
+        Seed of the subset and of the starting points.
     noise_model : {"none", "linear", "gp", "auto"}, default "none"
-        Whether the noise depends on the inputs: the logarithm of its variance linear in them, or a Gaussian process;
-        "auto": chosen by held-out samples of the subset. For a kernel that is tuned; fitted on its subset.
+        Model of noise that depends on the inputs, for a kernel that is tuned: the logarithm of the noise variance is
+        linear, or a Gaussian process. "auto": the best on held-out samples of the subset.
     likelihood : {"gaussian", "student-t", "auto"}, default "gaussian"
-        The distribution of the noise: under Student's t outliers count for less, by weights that `fit` finds in turns;
-        "auto": chosen by held-out samples of the subset. For a kernel that is tuned, without a noise model.
-        Variances of observations are t's; that intervals of 1.96 deviations hold 95 % is an approximation.
+        Distribution of the noise, for a kernel that is tuned, without a noise model. Student's t gives outliers less
+        weight. "auto": the best on held-out samples of the subset. With Student's t, intervals of 1.96 standard
+        deviations contain 95 % of new observations only approximately.
     mean : {"centred", "constant", "linear", "quadratic"}, float or regressor, default "centred"
-        Mean of the function: the targets' average; or a polynomial of the inputs of degree 0, 1 or 2, whose
-        coefficients are found under the kernel, by generalised least squares, and whose uncertainty is in the
-        variances and in the bounds: `solution_["mean"]` has them. Or the known mean, in the targets' units, about
-        which nothing is uncertain. Or a regressor of scikit-learn's, which is fitted first, and the Gaussian process
-        on its residuals: its own uncertainty is in no variance, and bounds are of the process alone.
+        Mean of the function: the average of the targets; a polynomial of the inputs (degree 0, 1 or 2), whose
+        coefficients follow by generalised least squares; a known mean in the targets' units; or a regressor of
+        scikit-learn, which is fitted first. Variances and bounds include the uncertainty of a polynomial, which
+        `solution_["mean"]` lists, but not that of a regressor.
     covariates : sequence of str or int, default ()
-        Features that enter the mean alone, and not the kernel, by name or index: external drift. For a `mean` with
-        coefficients. A dataset store may have others.
+        Names or indices of features that only the mean uses (external drift). They need a `mean` with coefficients.
     with_variances : bool, default False
-        Prepare variances in `fit`: a Cholesky factor of all samples, of 4 n^2 bytes, so that each takes one
-        solve with it, from the first on. By default they go by the way that suits the samples asked for.
+        Build a Cholesky factor of all samples (4 n^2 bytes) in `fit`, so that every variance takes one solve with it.
+        By default `predict` chooses the method by the number of requested variances.
     product_error : float or {"auto", "none"}, default "auto"
-        Allowed error of an entry of a product with the kernel matrix: a proven bound; every entry evaluated ("none");
-        or the quicker of these by a forecast, within a tenth of `tol`. Proofs allow for it. Means without
-        variances are sums within an error where a forecast for the rows of a call says so, unless "none".
+        Largest accepted error of an entry of a product with the kernel matrix. "none": evaluate all kernel entries.
+        "auto": the method with the shorter forecast time, with an error of at most a tenth of `tol`. Proven bounds
+        include the error. Unless "none", predictions of means also use such products if they are faster.
 
     Attributes
     ----------
     kernel_, noise_variance_
-        The hyperparameters used, on the standardised scale. With a noise model the noise variance is its least.
+        Hyperparameters on the standardised scale. With a noise model, the smallest noise variance of all samples.
     hyperparameters_ : Hyperparameters
-        The same, with how they were found, and the noise model.
+        Kernel, noise and noise model, with a record of the search.
     certificate_ : dkgp.models.certificate.Certificate
-        Proofs about the fit, converged or not, on the standardised scale. For a kernel with a function of a
-        user's the proof assumes that it is positive definite, which was checked only on samples.
+        Proven bounds on the standardised scale, also without convergence. For a kernel with a user's function they
+        assume that it is positive definite, which dkgp checks only on samples.
     solution_ : dict
-        How the solve went: converged, reason, iterations, column_passes, kernel_evaluations, seconds,
-        gradient_inf_norm and more.
+        Record of the solve: converged, reason, iterations, column_passes, kernel_evaluations, seconds,
+        gradient_inf_norm and others.
     history_ : list of dict
-        A record for each round of the solve.
+        One record for each round of the solve.
     n_features_in_ : int
     feature_names_in_ : (n_features_in_,) ndarray of str
-        Where the inputs had names.
+        Only if the inputs have names.
     target_names_ : tuple of str
     parts_, groups_
-        Of targets with gaps alone, instead: an estimator for each group that is known of the same samples, and names.
+        Only for targets with missing values: an estimator for each group of targets with the same samples, and names.
 
     Examples
     --------

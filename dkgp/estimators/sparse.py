@@ -53,71 +53,72 @@ class OverconfidenceWarning(UserWarning):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SparseGPRegressor(GPEstimator):
-    """Gaussian process regression by a few basis samples, at a proven distance from the exact one.
+    """Gaussian process regression with a few basis samples, at a proven distance from the exact model.
 
-    Time goes with n m^2 and memory with m^2, for m basis samples. Proofs are about the model as it is,
-    with any method and basis: how far its mean is at most from that of `GPRegressor` with the same hyperparameters, and
-    an interval that holds the exact variance.
+    Time grows with n m^2 and memory with m^2, for m basis samples. For every method and basis, a bound limits the
+    distance of the mean from that of `GPRegressor` with the same hyperparameters, and an interval contains the exact
+    variance.
 
     Parameters
     ----------
     kernel, noise_variance, subset_size, n_restarts_optimizer
-        As of `GPRegressor`.
+        See `GPRegressor`.
     optimizer : {"marginal_likelihood", "loo", "bound", "fitc", "vif"} or None, default "marginal_likelihood"
-        Objective that tunes a kernel given as text: the first two on a subset of the samples; the variational
-        bound, FITC's likelihood, or that of a model with neighbours ("vif"), on all of them, with `basis_size` basis
-        samples that are chosen again as values move (`dkgp.models.sparse.bound`).
+        Objective that tunes a kernel given as an expression. The first two use a subset of the samples. The
+        variational bound, FITC's likelihood and that of a model with neighbours ("vif") use all samples, with
+        `basis_size` basis samples that are chosen again during the search (`dkgp.models.sparse.bound`).
     method : {"vfe", "sr", "dtc", "fitc", "sd", "vif", "sggp", "mpgp"}, default "vfe"
-        "vfe", the variational bound's model; "sr", the subset of regressors, or Nystrom, whose variances are too small;
-        "dtc", the same with the variance that the basis leaves; "fitc"; "sd", the exact model of a subset of the data;
-        "vif", which adds the basis's residual at the `neighbours` nearest samples, and keeps all samples;
-        "sggp" and "mpgp", whose basis is chosen by the targets, greedily.
+        "vfe": variational free energy; "sr": subset of regressors (Nystrom), whose variances are too small; "dtc": the
+        means of "sr" with corrected variances; "fitc": fully independent training conditional; "sd": the exact model
+        on a subset; "vif": a basis and the `neighbours` nearest samples, for which the model stores all samples;
+        "sggp", "mpgp": greedy choice of the basis by the targets.
     basis_size : int or "auto", optional
-        m, at most. By default 1,000, or all samples where there are fewer; "auto": as many as `target_distance` or
-        `gap` takes, up to `largest_basis`.
+        Largest number of basis samples. By default 1,000, or all samples if there are fewer. "auto": as many as
+        `target_distance` or `gap` requires, up to `largest_basis`.
     basis : str or array_like, optional
-        How it is chosen: "uniform", "pivoted", "variance", "k-centre", "k-means", "entropy" or "greedy", the method's
-        own by default; or a basis of your own, numbers of samples (m,) or inputs (m, d).
+        Method that chooses the basis: "uniform", "pivoted", "variance", "k-centre", "k-means", "entropy" or "greedy";
+        the default depends on `method`. Or the basis itself: sample numbers (m,) or inputs (m, d).
     gap : float, optional
-        Choose greedily until the duality gap is this.
+        Duality gap at which a greedy choice ends.
     target_distance : float, optional
-        Distance from the exact mean that is to be proven, see `distance_`, in standard deviations of the targets. A
-        `ConvergenceWarning` says where it is not, or where `basis_size` comes before the gap.
+        Target for `distance_`, in standard deviations of the targets. A `ConvergenceWarning` says if `basis_size` is
+        too small for it, or for `gap`.
     largest_basis : int, optional
-        Of "auto"; by default a basis does not grow to a size at which the exact model would take less time.
+        For `basis_size` "auto": largest number of basis samples. By default the largest that is faster than the exact
+        model.
     candidates, per_round, exhaustive, screen, score_rows
-        Of a greedy choice; see `dkgp.solvers.greedy_basis.GreedySettings`.
+        For a greedy basis; see `dkgp.solvers.greedy_basis.GreedySettings`.
     certify_passes : float, default 0
-        Passes over the kernel matrix, of block coordinate descent, that tighten the proofs about the mean.
+        Passes of block coordinate descent over the kernel matrix that tighten the bounds on the mean.
     neighbours : int, default 128
-        Of "vif": samples that each prediction is conditioned on.
+        For "vif": number of nearest samples that each prediction uses.
     search_samples : int, default 32768
-        Of "vif": samples that each search for these looks at, at most; the number of all makes it exact.
+        For "vif": largest number of samples that a search for neighbours examines. The number of all makes it exact.
     client, store, random_state
-        As of `GPRegressor`; the model itself is small, and is stored only where other processes have to read it.
+        See `GPRegressor`. The model itself is small, and is stored only if other processes have to read it.
 
     Attributes
     ----------
     kernel_, noise_variance_, hyperparameters_, history_, target_names_, n_features_in_, feature_names_in_
-        As of `GPRegressor`; `history_` is of a greedy choice.
+        See `GPRegressor`; `history_` has the rounds of a greedy choice.
     method_ : str
     basis_indices_ : (m,) ndarray of int or None
-        Which samples the basis is; None where it is of other points, as centres of k-means.
+        Numbers of the basis samples; None if the basis has other points, such as centres of k-means.
     basis_inputs_ : (m, d) ndarray
-        The basis, in the inputs' units; of the features that vary.
+        Basis in the inputs' units, without constant features.
     distance_ : float or (p,) ndarray, or None
-        Bound on the root mean square, over the training samples, of the distance of the mean from the exact model's,
-        in the targets' units; None of "vif", whose mean is proven where it predicts (`return_bounds`).
+        Bound on the root mean square distance of the mean from the exact model's over the training samples, in the
+        targets' units. None for "vif", whose bound depends on the place (`return_bounds`).
     gap_ : float or (p,) ndarray
-        Duality gap: distance of the bounds on the log posterior, relative to its size.
+        Duality gap: distance between the bounds on the log posterior, relative to its size.
     elbo_ : float or None
-        Evidence lower bound, of standardised targets; None of "sd", "fitc" and "vif".
+        Evidence lower bound for standardised targets; None for "sd", "fitc" and "vif".
     log_evidence_bounds_ : tuple of two floats, or None
-        The log evidence of the exact model lies between them; the first is the lower bound above.
+        Lower and upper bound of the exact model's log marginal likelihood; the first is `elbo_`.
     certificate_ : dkgp.models.sparse.certificate.SparseCertificate
-        All that is proven, on the standardised scale.
+        All proven bounds, on the standardised scale.
     solution_ : dict
-        How the fit went: converged, reason, basis_size, seconds_by_part, kernel_evaluations and more.
+        Record of the fit: converged, reason, basis_size, seconds_by_part, kernel_evaluations and others.
 
     Examples
     --------

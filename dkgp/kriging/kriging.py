@@ -52,53 +52,54 @@ STORED = (
 class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """Kriging of scattered samples: simple, ordinary or universal, with proven errors of means and variances.
 
-    All samples enter every prediction. The methods are those of verde's gridders: `fit`, `predict`, `grid`, `profile`,
+    Every prediction uses all samples. The methods are those of verde's gridders: `fit`, `predict`, `grid`, `profile`,
     `scatter`, `score`.
 
     Parameters
     ----------
     variogram : Variogram, str, list of str, dict or a model of GSTools, default "exponential"
-        A `Variogram`, or one that `Variogram.from_gstools` reads. A name is fitted to residuals of the mean: an
-        empirical variogram of Cressie's estimator, by Cressie's weights. A list of names, or "auto": the best by
-        blocked cross-validation, see `fitted_variogram`.
+        A `Variogram`, or an object that `Variogram.from_gstools` reads. `fit` fits a name to the residuals of the mean:
+        to an empirical variogram with Cressie's estimator, with Cressie's weights. Of a list of names, or of all with
+        "auto", it takes the best by cross-validation with left-out blocks (`fitted_variogram`).
     kind : {"ordinary", "simple", "universal"}, default "ordinary"
         The mean: an unknown constant, the known `mean`, or a polynomial of the coordinates and the covariates.
     mean : float, optional
         Known mean of simple kriging.
     degree : int, default 0
-        Of the polynomial of universal kriging: 1, or 2; 0 with covariates alone.
+        Degree of universal kriging's polynomial: 1 or 2; 0 with covariates alone.
     covariates : tuple of str, default ()
-        Names of the covariates of an external drift, known at samples and at every point of a prediction.
+        Names of the covariates of an external drift, which are known at all samples and at all predicted points.
     of : {"signal", "field", "observation"}, default "signal"
-        The predicted quantity: the field without the nugget; with its micro-scale variation, which is known at samples;
-        or a new observation, with its measurement error.
+        The predicted quantity: the field without the nugget; the field with its micro-scale variation; or a new
+        measurement, with its error.
     duplicates : {"merge", "keep", "mean", "first", "refuse"}, default "merge"
-        Samples at one place; "merge" is exact.
+        Treatment of several samples at one place. "merge" combines them exactly.
     crs : EPSG code, WKT or pyproj.CRS, optional
-        Reference of the coordinates.
+        Coordinate reference system of the samples.
     metric : {"auto", "plane", "sphere", "wgs84"}, default "auto"
-        "auto": chords of the globe for a geographic CRS, else the plane.
+        How distances are measured. "auto": along straight lines through the globe for a geographic CRS, else in the
+        plane.
     earth : {"sphere", "wgs84"}, default "sphere"
-        The globe that "auto" takes. Ranges are in km then.
+        Shape of the globe for "auto". Ranges are then in km.
     time_scale : float, optional
-        The last coordinate is time; map units of a unit of time.
+        If the last coordinate is time: number of map units that correspond to one unit of time.
     tolerance : float or "auto", default "auto"
-        Tolerance of the equations, in units of the root of the partial sill. "auto": 1e-10 for up to 4,000 samples,
-        else such that means are proven to about a hundredth of the posterior deviation.
+        Tolerance of the kriging equations, relative to the square root of the partial sill. "auto": 1e-10 for up to
+        4,000 samples, else small enough that bounds of means are about a hundredth of the kriging standard deviation.
     product_error : float or {"auto", "none"}, default "auto"
         See `dkgp.GPRegressor`.
     variance_gap : float, default 0.05
-        How wide the intervals of variances may be, relative to their upper ends.
+        Requested width of a variance's proven interval, relative to its upper end.
     client : distributed.Client, optional
-        Whose workers compute; see `dkgp.GPRegressor`.
+        Client whose workers compute; see `dkgp.GPRegressor`.
     store : str, optional
-        Folder or URL for the training set and the model, readable by all workers.
+        Folder or URL for the training set and the model that all workers can read.
     random_state : int, default 0
 
     Attributes
     ----------
     variogram_ : Variogram
-        In the coordinates' units, or km on the globe.
+        In the coordinates' units, or in km on the globe.
     field_ : Field
         The solved equations.
     drift_ : dict
@@ -106,9 +107,9 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
     region_ : tuple of float
         West, east, south and north of the samples.
     n_merged_ : int
-        Samples that were merged into another one at the same place.
+        Number of samples that were merged with another one at the same place.
     certificate_ : dict
-        The engine's proofs, on its own scale.
+        Proven bounds, on the standardised scale.
 
     Examples
     --------
