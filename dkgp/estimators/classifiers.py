@@ -139,12 +139,12 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         return tuple(predictions[name] for name in names)
 
     def decision_function(self, X: Any) -> Any:
-        """Decisions of the machines: of two classes positive for the second, otherwise one for each class.
+        """Return decisions: for two classes one that is positive for the second, otherwise one for each class.
 
         Parameters
         ----------
         X
-            As for `fit`; of a dask array or an xarray Dataset the result is one, computed when it is asked for.
+            As for `fit`. The result of a dask array or xarray Dataset is lazy.
 
         Returns
         -------
@@ -153,14 +153,14 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         return self._predicted(X, "decision")[0]
 
     def predict(self, X: Any) -> Any:
-        """Labels, (r,), in the form in which they were given: the class of the largest decision.
+        """Return labels (r,), in the form of the training labels: the class with the largest decision.
 
-        Of a pandas DataFrame they are a Series with its index.
+        For a pandas DataFrame they are a Series with the same index.
         """
         return self._predicted(X, "label")[0]
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Share of right labels; lazy inputs are computed.
+        """Return the share of correct labels; lazy inputs are computed.
 
         Parameters
         ----------
@@ -190,32 +190,31 @@ class CertifiedClassifier(KernelClassifier):
         return RunContext(executor, product_error=ProductError.of(self.product_error))
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Tune where hyperparameters are not given, train and certify.
+        """Tune the hyperparameters, unless they are set; train and certify.
 
         Parameters
         ----------
         X
-            (n, d) array, data frame or dask array, xarray Dataset, or the path of a dataset store, which brings labels.
+            (n, d) array, DataFrame, dask array or xarray Dataset; or the path of a dataset store with labels.
         y
-            Labels: numbers or text, (n,); of a Dataset also the name of a variable.
+            Labels (n,), numbers or text; for a Dataset also the name of a variable.
         sample_weight : (n,) array_like, optional
-            Weights of the losses; relative to each other. Samples of weight zero are left out. A store may
-            bring its own.
+            Relative weights of the losses. Samples of weight zero are left out. A dataset store may contain weights.
 
         Returns
         -------
         Self
-            This one.
+            The fitted estimator itself.
 
         Raises
         ------
         InputError
-            A `ValueError`: data or settings that cannot be worked with, one class only, a missing label.
+            A `ValueError`: invalid data or settings, a single class, or a missing label.
 
         Warns
         -----
         ConvergenceWarning
-            Training stopped before `tol` was reached; certificates hold.
+            Training stopped before `tol` was reached. Proven bounds stay valid.
         """
         return self._fit(X, y, sample_weight)
 
@@ -243,14 +242,14 @@ class CertifiedClassifier(KernelClassifier):
         )
 
     def decision_function(self, X: Any, return_bounds: bool = False) -> Any:
-        """Decisions: of two classes positive for the second, otherwise one for each class.
+        """Return decisions: for two classes one that is positive for the second, otherwise one for each class.
 
         Parameters
         ----------
         X
-            As for `fit`; of a dask array or an xarray Dataset the result is one, computed when it is asked for.
+            As for `fit`. The result of a dask array or xarray Dataset is lazy.
         return_bounds : bool
-            Also by how much each can miss the exact solution's, proven; of a model of all samples.
+            For a model of all samples: also return a proven bound on each decision's distance from the exact one.
 
         Returns
         -------
@@ -261,14 +260,14 @@ class CertifiedClassifier(KernelClassifier):
         return predictions if return_bounds else predictions[0]
 
     def predict(self, X: Any, return_certified: bool = False) -> Any:
-        """Labels, (r,), in the form in which they were given: the class of the largest decision, or probability.
+        """Return labels (r,), in the form of the training labels: the class with the largest decision, or probability.
 
-        Of a pandas DataFrame they are a Series with its index.
+        For a pandas DataFrame they are a Series with the same index.
 
         Parameters
         ----------
         return_certified : bool
-            Also whether each label is proven to be that of the exact solution; of a model of all samples.
+            For a model of all samples: also return whether each label is proven to be the exact solution's.
 
         Returns
         -------

@@ -63,13 +63,13 @@ class CalibratedClassifier(KernelClassifier):
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]  # scikit-learn ships no types
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes, (r, C), in the order of `classes_`; rows sum to one.
+        """Return the probabilities of the classes (r, C), in the order of `classes_`; rows sum to one.
 
-        Of a pandas DataFrame they are one with its index, and the classes as columns.
+        For a pandas DataFrame the result is a DataFrame with the same index, and the classes as columns.
 
-        They are fitted to decisions at samples that were left out, with an offset for each class. So where two classes
-        are about as likely, the label, which is the decision's, need not be the likelier one (as of scikit-learn's
-        `SVC`); `classes_[predict_proba(X).argmax(axis=1)]` are the labels by probability.
+        The calibration uses decisions at left-out samples, with an offset for each class. If two classes are about
+        equally likely, the label of `predict` follows the decision and may be the less likely one, as with
+        scikit-learn's `SVC`. `classes_[predict_proba(X).argmax(axis=1)]` are the labels by probability.
 
         Raises
         ------

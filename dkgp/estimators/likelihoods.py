@@ -109,15 +109,15 @@ class LikelihoodClassifier(CertifiedClassifier):
     # ----------------------------------------------------------------------------------------------------- predictions
 
     def predict_proba(self, X: Any, return_intervals: bool = False) -> Any:
-        """Probabilities of the classes, (r, C), in the order of `classes_`; rows sum to one.
+        """Return the probabilities of the classes (r, C), in the order of `classes_`; rows sum to one.
 
-        Of a pandas DataFrame they are one with its index, and the classes as columns.
+        For a pandas DataFrame the result is a DataFrame with the same index, and the classes as columns.
 
         Parameters
         ----------
         return_intervals : bool
-            Also between which two numbers each probability of the exact minimiser lies, proven; of a model of all
-            samples.
+            For a model of all samples: also return proven lower and upper bounds of the exact minimiser's
+            probabilities.
 
         Returns
         -------

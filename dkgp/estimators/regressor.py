@@ -163,33 +163,33 @@ class GPRegressor(GPEstimator):
 
     @fits_groups
     def fit(self, X: Any, y: Any = None, sample_noise: Any = None, sample_weight: Any = None) -> Self:
-        """Tune where hyperparameters are not given, and train.
+        """Tune the hyperparameters, unless they are set, and train.
 
         Parameters
         ----------
         X : (n, d) array_like, DataFrame, dask array or DataFrame, xarray DataArray or Dataset, or a store's path
-            dask's, and xarray's of them, are written to a store chunk by chunk and need not fit in memory. An
-            xarray Dataset has a one-dimensional variable for each feature.
+            dask inputs, also within xarray's, are written to a store chunk by chunk and may exceed memory. An xarray
+            Dataset has a one-dimensional variable for each feature.
         y : (n,) or (n, p) array_like, dask array or DataArray, optional
-            For an xarray Dataset also the name of the variable that is the target, or a list of names; for a dataset
-            store, which has its own targets, nothing. Some of several targets may be NaN: see `parts_`.
+            For an xarray Dataset also the name of the target variable, or a list of names. Leave it out for a dataset
+            store, which contains its targets. With several targets, some values may be NaN: see `parts_`.
         sample_noise : (n,) array_like, optional
-            Known noise variances of the samples, in the target's units squared: a sample's noise is its own and the
-            common s2, which is tuned and which new observations have. Of several targets (n, p), each then a part. By
-            default those that a dataset store has.
+            Known noise variance of each sample, in the target's units squared, in addition to the common s2, which is
+            tuned and which new observations have. (n, p) for several targets. By default the noise in the dataset
+            store.
         sample_weight : (n,) array_like, optional
-            Instead, weights up to 1e12, which divide s2: a sample of weight 3 counts as three that agree, one of weight
-            0 is left out. The standardisation is that of the samples as they are.
+            Weights up to 1e12, instead of `sample_noise`; they divide s2. A sample of weight 3 counts as three equal
+            samples, and one of weight 0 is left out. Weights do not affect the standardisation.
 
         Returns
         -------
         GPRegressor
-            This one.
+            The fitted estimator itself.
 
         Raises
         ------
         InputError
-            A `ValueError`: data or settings that cannot be worked with.
+            A `ValueError`: invalid data or settings; the message names them.
         """
         check_parameters(self)
         stopping, seed = stopping_of(self.tol, self.max_passes), seed_of(self.random_state)
@@ -222,25 +222,25 @@ class GPRegressor(GPEstimator):
 
     @of_groups
     def update(self, X: Any, y: Any, sample_noise: Any = None, sample_weight: Any = None) -> Self:
-        """Take in further samples, under the standardisation and the hyperparameters that there are.
+        """Add samples, with the same standardisation and hyperparameters.
 
-        The solve goes on from where it was, at a fraction of a new fit's passes over the kernel matrix; see
-        `dkgp.models.update`. It runs in this process, or on a `client` within it.
+        The solve continues from the earlier solution, and takes a fraction of a new fit's passes over the kernel
+        matrix; see `dkgp.models.update`. It runs in this process, or on a `client` within it.
 
         Parameters
         ----------
         X, y, sample_noise, sample_weight
-            As for `fit`. They are brought into memory. Samples without known noise have s2 alone.
+            As for `fit`, but loaded into memory. Samples without known noise have only s2.
 
         Returns
         -------
         GPRegressor
-            This one.
+            The fitted estimator itself.
 
         Raises
         ------
         InputError
-            Other features or targets than the training set's, or a model that came without its targets.
+            Features or targets differ from the training set's, or the model was loaded without its targets.
         """
         check_is_fitted(self)
         check_parameters(self)
@@ -333,30 +333,29 @@ class GPRegressor(GPEstimator):
         *,
         latent: bool = False,
     ) -> Any:
-        """Predict the mean, and on request how sure it is.
+        """Predict the mean, and on request standard deviations, variances and bounds.
 
         Parameters
         ----------
         X : (r, d) array_like, DataFrame, dask array or DataFrame, xarray DataArray or Dataset, or a store's path
-            An xarray Dataset's variables are matched to the features by name; others that it has do not matter.
+            The variables of an xarray Dataset are matched to the features by name; further variables are ignored.
         return_std : bool
-            Also the standard deviation, from the middle of the interval that the variance is proven to lie in.
+            Also return the standard deviation, from the middle of the variance's proven interval.
         return_var : bool
-            Also the variance, as that middle; `return_bounds` gives the ends.
+            Also return the variance, the middle of this interval; `return_bounds` returns the ends.
         return_bounds : bool
-            Also `PredictionBounds`: mean_error, variance_lower, variance_upper.
+            Also return `PredictionBounds`: mean_error, variance_lower, variance_upper.
         latent : bool
-            Variances of the function itself; by default those of a new observation, noise included.
+            Return variances of the function itself; by default those of a new observation, noise included.
 
         Returns
         -------
-        mean, or (mean, std, variance, bounds) of those asked for
-            (r,), or (r, p) where the targets were two-dimensional; in the targets' units. Of a pandas DataFrame: Series
-            named after the target, or DataFrames with the targets as columns, with its index. Of dask arrays: dask
-            arrays with the same row chunks, not computed; one task a chunk computes all of them, so compute them
-            together (`dask.compute(mean, std)`); of dask DataFrames Series with their index. Of xarray's: DataArrays
-            named after the target, with the samples' coordinates, lazy where the inputs are. Of a dataset store: lazy
-            DataArrays.
+        mean, or the requested ones of (mean, std, variance, bounds)
+            (r,), or (r, p) for two-dimensional targets, in the targets' units. The type follows the input. pandas
+            DataFrame: Series named after the target, or DataFrames with one column per target, with the same index.
+            dask array: lazy arrays with the same row chunks; one task per chunk computes all of them, so compute them
+            together (`dask.compute(mean, std)`). dask DataFrame: Series with the same index. xarray: DataArrays named
+            after the target, with the samples' coordinates, lazy if the inputs are. Dataset store: lazy DataArrays.
         """
         settings = self._variance_settings(latent=bool(latent))
         asked = {"std": return_std, "variance": return_var, "bounds": return_bounds}

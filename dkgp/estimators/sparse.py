@@ -155,30 +155,30 @@ class SparseGPRegressor(GPEstimator):
     def fit(
         self, X: Any, y: Any = None, relative_noise: Any = None, sample_noise: Any = None, sample_weight: Any = None
     ) -> Self:
-        """Tune where hyperparameters are not given, choose the basis, fit and certify.
+        """Tune the hyperparameters, unless they are set; choose the basis, fit and certify.
 
         Parameters
         ----------
         X, y
             As for `GPRegressor.fit`.
         relative_noise : (n,) array_like, optional
-            Noise by sample: the variance of each sample's noise, relative to `noise_variance`, which is that of new
-            observations: one over `sample_weight`.
+            Noise variance of each sample relative to `noise_variance`, the noise of new observations; the reciprocal of
+            `sample_weight`.
         sample_noise, sample_weight
-            As for `GPRegressor.fit`. Of these three one is told. Evidence that is of the sparse model itself ("elbo",
-            "fitc") takes all samples' noise for the same.
+            As for `GPRegressor.fit`. Set at most one of these three. The sparse model's own likelihoods ("elbo",
+            "fitc") assume equal noise of all samples.
 
         Returns
         -------
         SparseGPRegressor
-            This one.
+            The fitted estimator itself.
 
         Raises
         ------
         InputError
-            A `ValueError`: data or settings that cannot be worked with.
+            A `ValueError`: invalid data or settings; the message names them.
         NumericalError
-            Rounding exceeds the noise variance: nothing is added to make it fit.
+            Rounding errors exceed the noise variance. dkgp does not add noise by itself.
         """
         check_parameters(self)
         seed = seed_of(self.random_state)
@@ -227,7 +227,7 @@ class SparseGPRegressor(GPEstimator):
         Returns
         -------
         SparseGPRegressor
-            This one.
+            The fitted estimator itself.
 
         Raises
         ------
@@ -332,29 +332,29 @@ class SparseGPRegressor(GPEstimator):
         *,
         latent: bool = False,
     ) -> Any:
-        """Predict the mean, and on request how sure it is.
+        """Predict the mean, and on request standard deviations, variances and bounds.
 
         Parameters
         ----------
         X
             As for `GPRegressor.predict`.
         return_std, return_var : bool
-            Also the standard deviation, or the variance, that the method itself gives.
+            Also return the sparse method's own standard deviation, or variance.
         return_bounds : bool
-            Also `PredictionBounds`: mean_error, by how much the mean can miss that of the exact model, and the interval
-            that holds the exact model's variance.
+            Also return `PredictionBounds`: mean_error, a bound on the distance from the exact model's mean, and an
+            interval that contains the exact model's variance.
         latent : bool
-            Variances of the function itself; by default those of a new observation, noise included.
+            Return variances of the function itself; by default those of a new observation, noise included.
 
         Returns
         -------
-        mean, or (mean, std, variance, bounds) of those asked for
-            As of `GPRegressor.predict`.
+        mean, or the requested ones of (mean, std, variance, bounds)
+            As for `GPRegressor.predict`.
 
         Warns
         -----
         OverconfidenceWarning
-            Once, where the subset of regressors is asked for variances.
+            Once, if variances of the subset of regressors are requested.
         """
         settings = VarianceSettings(latent=bool(latent))
         result = self._predictions(X, settings, std=return_std, variance=return_var, bounds=return_bounds)

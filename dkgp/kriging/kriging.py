@@ -154,26 +154,26 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         Parameters
         ----------
         coordinates : (easting, northing[, up][, time]) or (longitude, latitude)
-            Arrays of one shape, columns of a DataFrame, or points of a GeoSeries or GeoDataFrame, whose CRS is taken
-            unless `crs` is set. Dates are days.
+            Arrays of one shape, columns of a DataFrame, or points of a GeoSeries or GeoDataFrame, whose CRS counts
+            unless `crs` is set. Dates become days.
         data : array_like, or a tuple of them
-            Measured values of the coordinates' shape; several are kriged with one variogram.
+            Measured values, in the shape of the coordinates. Several targets share one variogram.
         weights : array_like, optional
-            Reciprocals of the measurement errors' variances, as in verde; instead of `noise`.
+            Reciprocals of the measurement errors' variances, as in verde, instead of `noise`.
         noise : array_like, optional
-            Variances of the measurement errors by sample, beside the variogram's nugget, also where it is fitted.
+            Variance of each sample's measurement error, which is added to the nugget.
         covariates : mapping, DataFrame or tuple of array_like, optional
-            Values of the covariates at the samples, by name or in their order.
+            Values of the covariates at the samples, by name or in the order of `covariates`.
 
         Returns
         -------
         Kriging
-            This one.
+            The fitted object itself.
 
         Raises
         ------
         InputError
-            Values or settings that cannot be worked with; see the class.
+            Invalid values or settings; the message names them.
         """
         return self.solved(self.equations(coordinates, data, weights, noise=noise, covariates=covariates).solve())
 
@@ -323,18 +323,18 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         Parameters
         ----------
         coordinates
-            As for `fit`, of any one shape.
+            As for `fit`, in any shape.
         covariates
             As for `fit`, at the points.
         return_bounds : bool
-            Also a bound on the mean's error, and the ends of the variance's interval where it is asked for.
+            Also return a bound on the mean's error, and with `return_variance` the ends of the variance's interval.
         return_variance : bool
-            Also the variance.
+            Also return the variance.
 
         Returns
         -------
-        mean, or (mean, bound, variance, lower, upper) of those asked for
-            Arrays of the coordinates' shape; of several data, tuples of them.
+        mean, or the requested ones of (mean, bound, variance, lower, upper)
+            Arrays in the shape of the coordinates; for several targets, tuples of them.
         """
         check_is_fitted(self, "field_")
         coordinates = self._in_our_crs(coordinates)
@@ -401,32 +401,32 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         Parameters
         ----------
         region : (west, east, south, north), optional
-            By default that of the samples.
+            By default the region of the samples.
         shape, spacing, adjust, pixel_register
-            As for verde's `grid_coordinates`: (rows, columns), or the distance of centres.
+            As for verde's `grid_coordinates`: (rows, columns), or the distance between neighbouring centres.
         coordinates : (easting, northing), optional
-            Centres of columns and rows, evenly spaced, instead.
+            Evenly spaced centres of columns and rows, instead of a region.
         variance : bool, default False
-            Variances in proven intervals too.
+            Also predict variances in proven intervals.
         crs : optional
             CRS of the grid, by default that of the samples; cells are transformed.
         time : float, optional
             Time of the map, for a field in space and time.
         covariates : mapping, CovariateRasters or callable, optional
-            Those of an external drift: addresses of rasters, or (rows, columns) arrays, by name. A callable takes x and
-            y of cells, (m,) each, in the grid's CRS, and returns (m, c). Cells with a missing one are NaN.
+            Covariates of an external drift by name: paths of rasters, or (rows, columns) arrays. Or a function of the
+            cells' x and y, (m,) each in the grid's CRS, that returns (m, c). Cells without a covariate become NaN.
         dims, data_names
-            Names of the dimensions, and of the predicted means; by default "scalars", or "scalars0", ...
+            Names of the dimensions, and of the predicted means (default: "scalars", or "scalars0", ...).
         mask : (rows, columns) array_like of bool, or polygons of shapely or geopandas, optional
-            Cells that are false, or whose centre lies outside, are not computed: they are NaN.
+            Cells that are false, or whose centre is outside the polygons, are not computed and become NaN.
         out : str, optional
             Write the map to a name ending in .tif, .nc or .zarr, window by window; .zarr also at a remote address.
         overwrite : bool, default False
             Replace `out`.
         resume : bool, default False
-            Go on with an interrupted map: the cells that are done lie in `out` + ".cells". It ends in the same bytes.
+            Continue an interrupted map from the finished cells in `out` + ".cells". The result has the same bytes.
         progress : callable, optional
-            Called with the cells that are done.
+            Called with the number of finished cells.
 
         Returns
         -------
@@ -483,12 +483,12 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         method, snap, error, seed
             See `dkgp.kriging.simulation.Simulation`. Field k is the same for every number of fields.
         out : str, optional
-            Write a Zarr store, field by field, instead of returning arrays.
+            Write the fields to a Zarr store instead of returning arrays.
         overwrite : bool, default False
             Replace `out`.
         resume : bool, default False
-            Go on with an interrupted simulation of the same arguments: its finished batches of fields are kept, and the
-            store ends in the same bytes.
+            Continue an interrupted simulation with the same arguments from its finished batches of fields. The result
+            has the same bytes.
         **cells
             `crs`, `time`, `mask` and `covariates`, as for `grid`.
 
@@ -696,18 +696,17 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         Parameters
         ----------
         geometries : GeoDataFrame, GeoSeries, path, or a sequence of polygons or (west, east, south, north), optional
-            Those of another CRS are transformed. For files, and for their layers, pass the result of `read_polygons`.
+            Geometries in another CRS are transformed. For a layer of a file, pass the result of `read_polygons`.
         spacing : float or (north, east), optional
             Size of the cells of a grid, instead of `geometries`.
         quadrature : int, default 8
-            Nodes a side of a block to begin with.
+            Initial number of quadrature nodes per side of a block.
         quadrature_tolerance : float, default 0.01
-            Error of the quadrature at which the nodes suffice, in units of the root of the partial sill.
+            Largest accepted quadrature error, in units of the square root of the partial sill.
         covariates : mapping, CovariateRasters or callable, optional
-            Those of an external drift: addresses of rasters by name, or a function of x and y, (m,) each, that returns
-            (m, c). A covariate's average over a block is that of its values at the nodes: how it varies between them
-            is in no bound, so take more nodes (`quadrature`) than pixels a side. Blocks with a node without a value
-            have NaN.
+            Covariates of an external drift: paths of rasters by name, or a function of x and y, (m,) each, that returns
+            (m, c). dkgp averages a covariate over the nodes of a block. No bound includes its variation between
+            nodes, so take more nodes per side (`quadrature`) than pixels. Blocks with a node without a value are NaN.
 
         Returns
         -------
@@ -742,15 +741,15 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         Parameters
         ----------
         blocks : float or (north, east), optional
-            Size of the blocks of a lattice whose samples stay together; by default folds are of single samples.
+            Size of square blocks whose samples stay in one fold. By default folds consist of single samples.
         folds : int, default 10
         seed : int, default 0
-            Of the distribution over the folds.
+            Seed of the distribution over the folds.
 
         Returns
         -------
         DataFrame
-            As `leave_one_out`, without the ends, with the number of the fold.
+            As `leave_one_out`, without the ends of intervals, and with the number of the fold.
         """
         from dkgp.kriging.crossvalidation import folds_table
 

@@ -446,7 +446,7 @@ def open_prediction(url: Location) -> Prediction:
     Raises
     ------
     StoreError
-        Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
+        The store is missing, of another kind, or unfinished, or a chunk is missing or damaged.
     """
     address, manifest, _ = open_arrays(url, PREDICTION_KIND)
     with described_whole(address, "predict again"):

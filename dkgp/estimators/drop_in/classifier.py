@@ -189,35 +189,35 @@ class BinaryGaussianProcessClassifier(LaplaceParameters):
 class GaussianProcessClassifier(LaplaceParameters):
     """Gaussian process classification with the parameters and meanings of scikit-learn's class of this name.
 
-    By Laplace's approximation under the logistic likelihood, in memory. Samples whose kernel matrix does not fit
-    `dense_bytes` are for `dkgp.GPClassifier`, which solves for the same mode without the matrix.
+    The class uses Laplace's approximation with the logistic likelihood, in memory. If the kernel matrix does not fit
+    into `dense_bytes`, use `dkgp.GPClassifier`, which finds the same mode without the matrix.
 
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, optional
-        1.0 * RBF(1.0), as it is, by default.
+        By default 1.0 * RBF(1.0), which does not change.
     optimizer, n_restarts_optimizer, copy_X_train, random_state
-        As of `GaussianProcessRegressor`.
+        See `GaussianProcessRegressor`.
     max_iter_predict : int, default 100
-        Steps of Newton's method at most.
+        Largest number of Newton steps.
     warm_start : bool, default False
-        Start Newton's method where it ended last.
+        Start Newton's method at its last result.
     multi_class : {"one_vs_rest", "one_vs_one"}, default "one_vs_rest"
-        Of more than two classes. One against one has no probabilities.
+        Treatment of three or more classes. "one_vs_one" has no probabilities.
     n_jobs : int, optional
-        Processes for the classifiers of several classes, as joblib has it.
+        Number of processes for three or more classes, as in joblib.
 
     Attributes
     ----------
     classes_, n_classes_, n_features_in_, feature_names_in_
     base_estimator_
-        The classifier of two classes, or scikit-learn's `OneVsRestClassifier` or `OneVsOneClassifier` of such.
+        The classifier for two classes, else scikit-learn's `OneVsRestClassifier` or `OneVsOneClassifier`.
     kernel_ : sklearn.gaussian_process.kernels.Kernel
-        With the numbers that were found; of several classes a `CompoundKernel` of theirs.
+        The tuned kernel; for three or more classes a `CompoundKernel`.
     log_marginal_likelihood_value_ : float
-        Of `kernel_`; of several classes the mean of theirs.
+        Value for `kernel_`; for three or more classes the mean over the classes.
     dense_bytes : int
-        Of the class: the memory that dense algebra may take, 2 GiB, which is enough for 9,400 samples.
+        Attribute of the class: memory limit of dense algebra, 2 GiB, which is enough for 9,400 samples.
 
     Examples
     --------

@@ -192,46 +192,46 @@ def _noise_of(white: float, alpha: Entries) -> Noise:
 class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Gaussian process regression with the parameters, attributes and meanings of scikit-learn's class of this name.
 
-    Inputs are not standardised, noise is `alpha` and the kernel's `WhiteKernel`, and the kernel's numbers are
-    searched by the log marginal likelihood; `dkgp.GPRegressor` differs in all three. Where the kernel matrix fits
-    `dense_bytes`, everything is done in memory, by any kernel object; beyond it, by dkgp's engine, the search by a
-    random subset of the samples, for kernels that `dkgp.estimators.drop_in.translation` knows.
+    The class does not standardise inputs. Its noise is `alpha` and the kernel's `WhiteKernel`, and it maximises the log
+    marginal likelihood over all samples. `dkgp.GPRegressor` differs in all three. If the kernel matrix fits into
+    `dense_bytes`, the class works in memory, with any kernel object. Otherwise it uses dkgp's solvers, and tunes on a
+    random subset, for the kernels of `dkgp.estimators.drop_in.translation`.
 
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, optional
-        `ConstantKernel() * RBF()` by default. Values whose bounds are "fixed" are not searched.
+        By default `ConstantKernel() * RBF()`. Parameters whose bounds are "fixed" do not change.
     alpha : float or (n,) ndarray, default 1e-10
-        Added to the diagonal of the training samples' kernel matrix. No prediction's variance includes it.
+        Value added to the diagonal of the training samples' kernel matrix. Predicted variances do not include it.
     optimizer : "fmin_l_bfgs_b", callable or None, default "fmin_l_bfgs_b"
-        None leaves the kernel as it is; a function is called as optimizer(obj_func, initial_theta, bounds=bounds) and
-        returns (theta, value).
+        None: the kernel does not change. A function is called as optimizer(obj_func, initial_theta, bounds=bounds)
+        and returns (theta, value).
     n_restarts_optimizer : int, default 0
-        Further starting points, drawn log-uniformly between the bounds.
+        Number of further starting points, drawn log-uniformly between the bounds.
     normalize_y : bool, default False
-        Take the targets' mean off and divide by their standard deviation, inside.
+        Subtract the targets' mean and divide by their standard deviation before the fit.
     copy_X_train : bool, default True
-        Keep a copy of the inputs and not the array itself.
+        Keep a copy of the inputs instead of the array itself.
     n_targets : int, optional
-        Of predictions and draws before `fit`.
+        Number of targets of predictions and draws before `fit`.
     random_state : int, RandomState instance or None, default None
-        Of starting points, and of the subset for many samples.
+        Seed of the starting points, and of the subset for many samples.
 
     Attributes
     ----------
     X_train_, y_train_
-        The training samples, targets normalised.
+        Training samples, with normalised targets.
     kernel_ : sklearn.gaussian_process.kernels.Kernel
-        The kernel with the numbers that were found.
+        The tuned kernel.
     alpha_ : (n,) or (n, t) ndarray
         Kbar^-1 y.
     L_ : (n, n) ndarray
-        Lower Cholesky factor of Kbar; of samples whose kernel matrix does not fit there is none.
+        Lower Cholesky factor of Kbar. It does not exist if the kernel matrix does not fit into `dense_bytes`.
     log_marginal_likelihood_value_ : float
-        Of `kernel_`; where hyperparameters were searched on a subset, that of the subset.
+        Value for `kernel_`, on the subset if a subset was used.
     n_features_in_, feature_names_in_
     dense_bytes : int
-        Of the class: the memory that dense algebra may take, 2 GiB, which is enough for 9,400 samples.
+        Attribute of the class: memory limit of dense algebra, 2 GiB, which is enough for 9,400 samples.
 
     Examples
     --------
