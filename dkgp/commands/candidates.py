@@ -20,7 +20,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import IntArray
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.kernels import Kernel, kernel_from_json
-from dkgp.limits import measured_slowness, seconds_to_stop, should_finish
+from dkgp.limits import measured_slowness, seconds_to_finish, seconds_to_stop, should_finish
 from dkgp.models import Hyperparameters, RunContext
 from dkgp.models.refinement.candidates import (
     MOST_SAMPLES,
@@ -50,8 +50,8 @@ TOLERANCE, MOST_EVALUATIONS, EVALUATIONS = 1e-3, 60, 30
 # evaluation on a subset of m samples, by m^3 and m^2.
 SAMPLE, JUDGING, HELD_OUT = 1e-4, 3e-5, 6e-4
 CUBIC, SQUARE = 4.5e-11, 3e-8
-# Share of the time until all work ends that a judgement may take.
-JUDGED_SHARE = 0.5
+# Share of the time until all work ends that a judgement may take, and multiple of its forecast that a search leaves.
+JUDGED_SHARE, LEFT = 0.8, 1.5
 # Evaluations that a search on a subset should have time for, and the smaller subsets that a time limit leads to.
 LEAST_SEARCH, SMALLER_SUBSETS = 10, (1000, 500)
 # Kernels that are tried if the noise stopped at its bound or error bars fail: one that is rougher.
@@ -94,6 +94,14 @@ def affordable(n: int, subset: int, seconds: float | None, slowness: float, held
 def judging(n: int, slowness: float, held_out: int) -> float:
     """Return the expected seconds of a judgement of held-out samples by n others."""
     return slowness * (JUDGING * min(n, MOST_SAMPLES) + HELD_OUT * held_out)
+
+
+def judging_reserve(n: int, subset: int) -> float:
+    """Return the seconds that a search on a subset leaves to a judgement: at most half its time, 0 without a limit."""
+    remaining, held_out = seconds_to_finish(), held_out_count(n, subset)
+    if math.isinf(remaining) or n - held_out < WORTH * subset:
+        return 0.0
+    return min(LEFT * judging(n - held_out, measured_slowness(), held_out), 0.5 * max(0.0, remaining))
 
 
 def forecast(samples: int, n: int, slowness: float, held_out: int) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 from dkgp.cluster import BlockExecutor
 from dkgp.cluster.options import KINDS
 from dkgp.codec import difference, from_json, to_json
-from dkgp.commands.candidates import Choice, affordable_subset, evaluation_seconds
+from dkgp.commands.candidates import Choice, affordable_subset, evaluation_seconds, judging_reserve
 from dkgp.commands.reporting.memory import available_bytes, memory_budget, own_peak_bytes
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
 from dkgp.commands.reporting.plots import plot_tuning
@@ -409,13 +409,14 @@ class TuneRun(Run):
         """Search, with one line per evaluation."""
         job, dataset = self.job, self.dataset
         wanted = min(job.subset, dataset.n_samples)
-        size = self._affordable(wanted, seconds_to_finish())
+        seconds = seconds_to_finish() - (judging_reserve(dataset.n_samples, wanted) if job.goes_beyond else 0.0)
+        size = self._affordable(wanted, seconds)
         where = f"{job.subsets} subsets of {size:,}" if job.subsets > 1 else f"{size:,}"
         kernel = job.kernel or ("rbf" if job.start is None else f"the kernel of '{job.start}'")
         n, d = dataset.n_samples, f"{dataset.n_features} feature{'' if dataset.n_features == 1 else 's'}"
         on = f"all {n:,} samples" if where == f"{n:,}" else f"{where} of {n:,} samples"
         self.reporter.note(f"tuning {kernel} of {d} on {on}")
-        with self.reporter.search("tune") as progress:
+        with self.reporter.search("tune") as progress, finishing_within(seconds):
             names = [*OF_SUBSETS, "kernel", "seed", "learn_variance", "tolerance", "restarts"]
             mean: dict[str, Any] = {} if job.mean == "centred" else {"mean": job.mean}
             settings: dict[str, Any] = {

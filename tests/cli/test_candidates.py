@@ -18,6 +18,8 @@ from dkgp.commands.candidates import (
     affordable_subset,
     evaluation_seconds,
     forecast,
+    judging,
+    judging_reserve,
     rougher,
 )
 from dkgp.commands.reporting.progress import SilentReporter
@@ -49,6 +51,20 @@ def test_forecasts_decide_on_the_samples(n: int, seconds: float | None, slowness
     assert affordable(n, 2000, seconds, slowness, 1000) == samples
     if seconds is not None and samples:
         assert forecast(samples, n, slowness, 1000) <= seconds * 1.0001
+
+
+def test_a_search_leaves_time_to_judge_its_result() -> None:
+    assert judging_reserve(20_000, 2000) == 0.0
+    with limited(Deadline(27.0, 30.0, lambda: 0.0)):
+        idle = judging_reserve(20_000, 2000)
+        assert judging(19_000, 1.0, 1000) < idle < 2.0
+        assert judging_reserve(2500, 2000) == 0.0  # judged by leave-one-out
+    with limited(Deadline(27.0, 30.0, lambda: 0.0, slowness=5.0)):
+        assert judging_reserve(20_000, 2000) == pytest.approx(5.0 * idle)
+    with limited(Deadline(2.0, 30.0, lambda: 0.0, slowness=5.0)):
+        assert judging_reserve(20_000, 2000) == 1.0
+    with limited(Deadline(-1.0, 30.0, lambda: 0.0)):
+        assert judging_reserve(20_000, 2000) == 0.0
 
 
 @pytest.mark.parametrize(
