@@ -155,12 +155,16 @@ class Attempt:
         value = self.evaluated.get("nlpd_raw")
         return float("inf") if value is None else float(value)
 
+    def gains_over(self, other: Attempt) -> bool:
+        """True if this model has a clearly greater density than the other one."""
+        return self.nlpd < other.nlpd - LEAST_GAIN
+
     def beats(self, other: Attempt) -> bool:
-        """True if this model has a clearly greater density than the other one, and no more error or worse coverage."""
+        """True if this model gains over the other one, without more error or a worse coverage."""
         error, others_error = (of.evaluated.get("rmse_raw") or 0.0 for of in (self, other))
         distance, others_distance = (abs((of.evaluated.get("coverage_95") or 0.0) - 0.95) for of in (self, other))
         return (
-            self.nlpd < other.nlpd - LEAST_GAIN
+            self.gains_over(other)
             and error <= MOST_ERROR * others_error
             and distance <= max(COVERAGE_DISTANCE, others_distance)
         )

@@ -378,8 +378,8 @@ class _Fit:
         attempt = self.budget.attempt(work, limit, limit)
         if attempt.document is not None:
             return attempt.document
-        reason = f"the comparison was stopped after {spoken(attempt.seconds)} ({attempt.lack})"
-        self.reporter.warn(f"time limit: no methods were compared: {reason}")
+        reason = f"the comparison was stopped after {spoken(attempt.seconds)}"
+        self.reporter.warn(f"{attempt.lack}: the methods were not compared, because {reason}")
         return dict(to_json(Comparison(left_out=dict.fromkeys(("logistic", "gp"), reason))))
 
     def _choose(self, methods: Document | None) -> Document:
@@ -499,7 +499,7 @@ class _Fit:
         attempt = self._attempt(number, way, hyper, remedy.tuning, model)
         better = attempt.beats(best)
         outcome = "chosen" if better else "the earlier model is kept"
-        if attempt.nlpd < best.nlpd and not better:
+        if attempt.gains_over(best) and not better:
             outcome += ", because it has the smaller error or the better coverage"
         self.reporter.note(
             f"{remedy.words}: NLPD {attempt.nlpd:.4g} nats per sample, before {best.nlpd:.4g}; {outcome}"

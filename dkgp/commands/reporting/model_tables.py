@@ -236,7 +236,7 @@ def _tuned_values(document: Document) -> Rows:
             "{student_t[degrees]:.3g} degrees of freedom, squared scale {student_t[scale]:.4g}, "
             "variance {noise_variance:.4g}",
         ),
-        may("amplitude", "{kernel[variance]:.4g} (standardised)"),
+        may("amplitude", "{kernel[variance]:.4g}" + ("" if of_labels else " (standardised)")),
         Figure(
             "subsets",
             lambda of: f"{of['subsets']} of {of['subset_size']:,} samples" if of.get("subsets", 1) > 1 else None,
@@ -273,7 +273,7 @@ def searched(document: Document, about: Tables) -> Tables:
         *([_compared_candidates(document["candidates"])] if document.get("candidates") else []),
         *about,
         *([_compared_noise(document["noise_comparison"])] if document.get("noise_comparison") else []),
-        *([_parameters(parameters)] if parameters else []),
+        *([_parameters(parameters, document.get("likelihood") is not None)] if parameters else []),
         *([_scores(document)] if document.get("scores") else []),
         *(_refined(document["refinement"]) if document.get("refinement") else []),
     ]
@@ -283,7 +283,7 @@ def searched(document: Document, about: Tables) -> Tables:
 SEARCHED = ("candidates", "comparison", "noise_comparison", "parameters", "refinement", "scores")
 
 
-def _parameters(parameters: list[TunedParameter]) -> RenderableType:
+def _parameters(parameters: list[TunedParameter], of_labels: bool) -> RenderableType:
     table = Table(box=None, pad_edge=False)
     table.add_column("name", overflow="fold", style="dim")
     for title in ("value", "length scale", ""):
@@ -293,7 +293,8 @@ def _parameters(parameters: list[TunedParameter]) -> RenderableType:
         # As text, because rich would interpret brackets as markup.
         cells = Text(parameter.name), f"{parameter.value:.4g}", "" if scale is None else f"{scale:.4g}"
         table.add_row(*cells, parameter.words)
-    return titled("Hyperparameters (features and targets standardised; gamma = 1 / (2 length scale²))", table)
+    standardised = "features" if of_labels else "features and targets"
+    return titled(f"Hyperparameters ({standardised} standardised; gamma = 1 / (2 length scale²))", table)
 
 
 def _compared_kernels(comparison: Document) -> RenderableType:
@@ -347,7 +348,7 @@ def _compared_noise(comparison: Document) -> RenderableType:
     ]
     title = (
         f"Noise on {comparison['held_out']:,} held-out samples, tuned on {comparison['samples']:,} "
-        f"({STANDARDISED}; *: chosen, it gains at least two standard errors)"
+        f"({STANDARDISED}; a sample's gain counts for at most 3 nats; *: chosen, it gains at least two standard errors)"
     )
     return titled(
         title, grid(("noise", "NLPD", "RMSE", "coverage of 95 %", "gain (standard error)"), rows, left={"noise"})

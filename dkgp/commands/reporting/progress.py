@@ -347,6 +347,6 @@ def width_line(record: Mapping[str, Any]) -> str:
     coming = f"; at most {about_seconds(left)} left" if left else ""
     return (
         f"pass {record['pass']}{at_most}: length scales {width:.3g} times those at the start, noise variance "
-        f"{record['noise_variance']:.3g} (labels are -1 and 1): {error} with {record['cardinality']:,} "
+        f"{record['noise_variance']:.3g}: {error} with {record['cardinality']:,} "
         f"prototypes{coming}"
     )

@@ -170,9 +170,8 @@ class NoiseSearch:
             against = row["against"]
             gained = ""
             if against is not None:
-                better = "smaller" if row["gain"] > 0.0 else "larger"
-                error = f"standard error {row['standard_error']:.4f}"
-                gained = f", {abs(row['gain']):.4f} {better} than that of {against} ({error})"
+                limits = f"standard error {row['standard_error']:.4f}, a sample counts for at most {_MOST_GAIN:g} nats"
+                gained = f"; gain over {against} {row['gain']:+.4f} ({limits})"
             samples = f"{plan.holdout:,} held-out samples"
             self.note(f"{self.subject} {row['kind']}: NLPD {row['nlpd']:.4f} nats per sample on {samples}{gained}")
 

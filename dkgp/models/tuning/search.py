@@ -256,7 +256,7 @@ class LikelihoodSearch:
 
     @property
     def _limit_in_time(self) -> str:
-        return "the time limit" if self._settings.seconds is None else f"{self._settings.seconds:g} s"
+        return "the time limit" if self._settings.seconds is None else f"{self._settings.seconds:.3g} s"
 
     def _objective(self, free_parameters: FloatArray) -> tuple[float, FloatArray]:
         if self.late or self._evaluations_of_start >= self._settings.max_evaluations:
