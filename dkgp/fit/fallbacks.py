@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from dkgp.data import open_dataset, write_rows
 from dkgp.data.remote.storage import exists
 from dkgp.fit.budget import ATTEMPT, LEAST, LEAST_KERNEL, LEAST_TRAINING, MOST_TRAINING, TUNE, TUNE_END, Attempt, Budget
 from dkgp.fit.job import unfinished_kernels
-from dkgp.fit.ways import APPROXIMATE, GAPS, TrainingJob, Way, spoken
+from dkgp.fit.ways import TrainingJob, Way, spoken
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.warm_up import compile_seconds, pieces_of_model
 
@@ -46,45 +46,6 @@ FIRST_VARIANCES = 0.6
 QUICKER = 0.8
 # Seconds of the limit that predictions have at least, however long training took.
 LEAST_PREDICTING = 0.05
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A way to predict; `sampled`: only some of the test rows."""
-
-    variance: VarianceSettings | None
-    words: str
-    sampled: bool = False
-
-    @property
-    def needs_factor(self) -> bool:
-        """True for variances whose intervals have to reach a gap."""
-        return self.variance is not None and not self.sampled and self.variance.way != "vif"
-
-
-def variants(way: Way, variance: VarianceSettings | None) -> list[Variant]:
-    """Return the ways to predict, best and slowest first."""
-    if variance is None:
-        return [Variant(None, "all test rows"), Variant(None, "a sample of the test rows", sampled=True)]
-    ways = []
-    if way.name == "exact":
-        widest = max(variance.gap, GAPS[-1])
-        ways = [Variant(replace(variance, gap=gap), _gap_words(gap)) for gap in dict.fromkeys((variance.gap, widest))]
-        quick = replace(variance, way="vif")
-        ways.append(Variant(quick, f"variances that are {APPROXIMATE}"))
-    else:
-        quick = variance
-        ways.append(Variant(variance, "variances"))
-    return [
-        *ways,
-        Variant(quick, f"{ways[-1].words}, of a sample of the test rows", sampled=True),
-        Variant(None, "means without variances"),
-        Variant(None, "means of a sample of the test rows, without variances", sampled=True),
-    ]
-
-
-def _gap_words(gap: float) -> str:
-    return f"variances certified within {100 * gap:g} %"
 
 
 class Fallbacks:
@@ -192,7 +153,7 @@ class Fallbacks:
         """
         budget, tests = self._budget, open_dataset(job.dataset).n_samples
         assert job.variance is None or isinstance(job.variance, VarianceSettings)
-        todo = variants(way, job.variance)
+        todo = way.variants(job.variance)
         needed: float | None = None
         for number, variant in enumerate(todo):
             if number and needed is None and variant.needs_factor:
@@ -214,11 +175,7 @@ class Fallbacks:
                 if number:
                     rows_words = f" ({count:,} of {tests:,} rows, drawn at random)" if variant.sampled else ""
                     self._give_up("predict", f"the fit predicted {variant.words}{rows_words}")
-                gap, taken = None if variant.variance is None else variant.variance.gap, replace(way, gap=None)
-                if way.name == "exact":
-                    approximate = variant.variance is not None and variant.variance.way == "vif"
-                    taken = replace(way, gap=None if approximate else gap, approximate=approximate)
-                return {**self._ended(attempt), "way": taken}
+                return {**self._ended(attempt), "way": way.predicting(variant.variance)}
             needed = attempt.needed
             expected = "" if needed is None else f"; at the measured speed it needs {spoken(needed)}"
             self._give_up(

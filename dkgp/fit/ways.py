@@ -41,6 +41,20 @@ TrainingJob = TrainJob | SparseJob | ClassifyJob
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A way to predict; `sampled`: only some of the test rows."""
+
+    variance: VarianceSettings | None
+    words: str
+    sampled: bool = False
+
+    @property
+    def needs_factor(self) -> bool:
+        """True for variances whose intervals have to reach a gap."""
+        return self.variance is not None and not self.sampled and self.variance.way != "vif"
+
+
+@dataclass(frozen=True)
 class Way:
     """A way to a model and its predictions, with its forecast.
 
@@ -145,6 +159,30 @@ class Way:
         if self.approximate:
             return replace(settings, way="vif")
         return settings if self.gap is None else replace(settings, gap=self.gap)
+
+    def variants(self, variance: VarianceSettings | None) -> list[Variant]:
+        """Return the ways to predict, best and slowest first."""
+        of_sample = "of a sample of the test rows"
+        if variance is None:
+            return [Variant(None, "predictions"), Variant(None, f"predictions {of_sample}", sampled=True)]
+        whole = [Variant(variance, "variances")]
+        if self.name == "exact":
+            gaps = dict.fromkeys((variance.gap, max(variance.gap, GAPS[-1])))
+            whole = [Variant(replace(variance, gap=gap), f"variances within {100 * gap:g} %") for gap in gaps]
+            whole.append(Variant(replace(variance, way="vif"), f"variances that are {APPROXIMATE}"))
+        return [
+            *whole,
+            replace(whole[-1], words=f"{whole[-1].words}, {of_sample}", sampled=True),
+            Variant(None, "means without variances"),
+            Variant(None, f"means {of_sample}, without variances", sampled=True),
+        ]
+
+    def predicting(self, variance: VarianceSettings | None) -> Way:
+        """Return the way with the variances that were predicted; None: with means alone."""
+        if self.name != "exact" or variance is None:
+            return replace(self, gap=None, approximate=False)
+        approximate = variance.way == "vif"
+        return replace(self, gap=None if approximate else variance.gap, approximate=approximate)
 
     def judged(self, judge: Judge, candidate: Candidate, context: RunContext) -> Judged:
         """Predict the judge's held-out samples by this model of the other samples."""

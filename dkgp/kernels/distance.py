@@ -69,6 +69,9 @@ class DistanceKernel(LengthScaleKernel):
     shapes : mapping
         Names of the fields that are positive parameters besides, to their bounds; each has a default. Their gradients
         are `_shape_gradients`, and the first are the parameters of the profile, if it has any.
+    untuned : tuple of str
+        Names of the fields that are positive too and that tuning leaves as they are; parameters of the profile after
+        those of `shapes`.
     """
 
     gamma: tuple[float, ...]
@@ -77,12 +80,13 @@ class DistanceKernel(LengthScaleKernel):
 
     compiled: ClassVar[Profile]
     shapes: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    untuned: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         self.settle(gamma=checked_per_feature("gamma", self.gamma, zero=True))
         self.settle(variance=require_positive("the kernel's variance", self.variance))
         self.settle(n_features=checked_features(self.n_features, gamma=self.gamma))
-        self.settle(**{name: require_positive(name, getattr(self, name)) for name in self.shapes})
+        self.settle(**{name: require_positive(name, getattr(self, name)) for name in (*self.shapes, *self.untuned)})
 
     @classmethod
     def from_length_scales(
@@ -178,7 +182,7 @@ class DistanceKernel(LengthScaleKernel):
     def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
         """Push the profile; see `Kernel.emit`."""
         scale = [self._scale(value) for value in self.feature_gamma]
-        parameters = tuple(getattr(self, name) for name in self.shapes)[: self.compiled.parameters]
+        parameters = tuple(getattr(self, name) for name in (*self.shapes, *self.untuned))[: self.compiled.parameters]
         builder.leaf(self.compiled, columns, scale, parameters=parameters)
         return self.variance
 
@@ -186,7 +190,7 @@ class DistanceKernel(LengthScaleKernel):
     def start(cls, settings: Settings, n_features: int) -> Self:
         """See `Kernel.start`; gamma_l = 1 / (2 d) by default, so that samples are an exponent of 1 apart."""
         gamma = gamma_setting(settings, n_features)
-        known = known_settings(settings, "length_scale", "isotropic", *cls.shapes)
+        known = known_settings(settings, "length_scale", "isotropic", *cls.shapes, *cls.untuned)
         return cls(gamma=gamma, n_features=n_features, **known)
 
 

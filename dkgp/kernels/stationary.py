@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dkgp.errors import InputError
-from dkgp.kernels.base import FloatArray, Settings, register_kernel, require_positive
+from dkgp.kernels.base import FloatArray, register_kernel
 from dkgp.kernels.distance import LN2, LOG2_E, DistanceKernel
-from dkgp.kernels.fields import SHAPE_BOUNDS, gamma_setting, known_settings
-from dkgp.kernels.program import Functions, Profile, ProgramBuilder
+from dkgp.kernels.fields import SHAPE_BOUNDS
+from dkgp.kernels.program import Functions, Profile
 from dkgp.kernels.vector_math import exp2, exp2_in_place, fma, log2_1p
 
 _GOLDEN = (1.0 + math.sqrt(5.0)) / 2.0
@@ -637,10 +637,10 @@ class Stable(DistanceKernel):
 
     type_name: ClassVar[str] = "stable"
     compiled: ClassVar[Profile] = STABLE
+    untuned: ClassVar[tuple[str, ...]] = ("alpha",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.settle(alpha=require_positive("alpha", self.alpha))
         if self.alpha > GREATEST:
             raise InputError(f"a stable kernel is a covariance for alpha up to {GREATEST:g}; got {self.alpha:g}")
 
@@ -665,21 +665,9 @@ class Stable(DistanceKernel):
         """r^2 = 2 s."""
         return math.sqrt(2.0 * gamma)
 
-    def emit(self, builder: ProgramBuilder, columns: tuple[int, ...]) -> float:
-        """Push the profile with its exponent; see `Kernel.emit`."""
-        scale = [self._scale(value) for value in self.feature_gamma]
-        builder.leaf(self.compiled, columns, scale, parameters=(self.alpha,))
-        return self.variance
-
     def frequencies(self, count: int, rng: np.random.Generator) -> FloatArray:
         """exp(-(2 s)^p) = E[exp(-2 u s)], u positive and stable with exponent p (Kanter 1975); see the base."""
         normal, p = self._normal(count, rng), 0.5 * self.alpha
         angle, size = np.pi * rng.uniform(size=(count, 1)), rng.exponential(size=(count, 1))
         u = np.sin(p * angle) / np.sin(angle) ** (1.0 / p) * (np.sin((1.0 - p) * angle) / size) ** ((1.0 - p) / p)
         return np.asarray(normal * np.sqrt(2.0 * u))
-
-    @classmethod
-    def start(cls, settings: Settings, n_features: int) -> Self:
-        """See `Kernel.start`; `alpha` is a setting too."""
-        gamma = gamma_setting(settings, n_features)
-        return cls(gamma=gamma, n_features=n_features, **known_settings(settings, "length_scale", "isotropic", "alpha"))

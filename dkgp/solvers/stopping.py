@@ -359,75 +359,62 @@ class DualityGap(ToTolerance):
 
 
 class _Effort(StoppingRule):
-    """A rule about effort."""
+    """Stops when a measure of effort reaches a limit; a subclass defines both and the words of the reason.
+
+    - `limit`, `measure`: the field of the rule, and that of the progress.
+    - `message`: of the reason, with places for the `limit` and the `progress`.
+    """
+
+    limit: ClassVar[str]
+    measure: ClassVar[str]
+    message: ClassVar[str]
+    advice: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        _require(f"the number of {self.limit}", getattr(self, self.limit))
 
     @property
     def limits_effort(self) -> bool:
         """Always."""
         return True
 
+    def check(self, progress: Progress) -> StopReason | None:
+        """Compare the effort so far."""
+        limit = getattr(self, self.limit)
+        if getattr(progress, self.measure) < limit:
+            return None
+        message = self.message.format(limit=limit, progress=progress)
+        return StopReason(f"max_{self.limit}", False, message, self.advice)
+
 
 @dataclass(frozen=True)
 class MaxIterations(_Effort):
     """Stops after so many rounds."""
 
+    limit, measure = "iterations", "iteration"
+    message = "the limit of {progress.iteration} iterations was reached"
+    advice = "allow more iterations, or a larger tolerance"
     iterations: int
-
-    def __post_init__(self) -> None:
-        _require("the number of iterations", self.iterations)
-
-    def check(self, progress: Progress) -> StopReason | None:
-        """Compare the number of rounds."""
-        if progress.iteration < self.iterations:
-            return None
-        return StopReason(
-            "max_iterations",
-            False,
-            f"the limit of {progress.iteration} iterations was reached",
-            "allow more iterations, or a larger tolerance",
-        )
 
 
 @dataclass(frozen=True)
 class MaxPasses(_Effort):
     """Stops after so many column passes (rounds * m / n)."""
 
+    limit, measure = "passes", "column_passes"
+    message = "the limit of {limit:g} passes over the kernel matrix was reached"
+    advice = "resume with a larger `max_passes`, or a larger tolerance"
     passes: float
-
-    def __post_init__(self) -> None:
-        _require("the number of passes", self.passes)
-
-    def check(self, progress: Progress) -> StopReason | None:
-        """Compare the column passes."""
-        if progress.column_passes < self.passes:
-            return None
-        return StopReason(
-            "max_passes",
-            False,
-            f"the limit of {self.passes:g} passes over the kernel matrix was reached",
-            "resume with a larger `max_passes`, or a larger tolerance",
-        )
 
 
 @dataclass(frozen=True)
 class MaxSeconds(_Effort):
     """Stops after so many seconds of wall time."""
 
+    limit = measure = "seconds"
+    message = "the limit of {limit:g} s was reached, after {progress.seconds:.0f} s"
+    advice = "resume with a larger `max_seconds`"
     seconds: float
-
-    def __post_init__(self) -> None:
-        _require("the number of seconds", self.seconds)
-
-    def check(self, progress: Progress) -> StopReason | None:
-        """Compare the wall time."""
-        if progress.seconds < self.seconds:
-            return None
-        return StopReason(
-            "max_seconds",
-            False,
-            f"the limit of {self.seconds:g} s was reached, after {progress.seconds:.0f} s",
-            "resume with a larger `max_seconds`",
-        )
 
 
 OUT_OF_TIME = StopReason("time", False, "the time limit of the run was near", "allow more time, or a larger tolerance")

@@ -25,7 +25,7 @@ from dkgp.data import dataset_from_arrays, open_dataset, open_prediction
 from dkgp.errors import InterruptedRunError, MemoryBudgetError
 from dkgp.fit.budget import LEAST, Budget
 from dkgp.fit.choice import Forecasts
-from dkgp.fit.fallbacks import FEW_SAMPLES, Fallbacks, variants
+from dkgp.fit.fallbacks import FEW_SAMPLES, Fallbacks
 from dkgp.fit.job import FitJob
 from dkgp.fit.run import _Fit
 from dkgp.fit.ways import Way
@@ -172,12 +172,12 @@ def test_the_search_for_hyperparameters_ends_at_the_best_so_far(rng: np.random.G
 
 def test_variances_fall_back_from_narrow_intervals_to_none() -> None:
     way = Way("exact", None, 0.01, 1.0, 1.0, 1)
-    todo = variants(way, VarianceSettings(gap=0.01))
+    todo = way.variants(VarianceSettings(gap=0.01))
     ways = [None if one.variance is None else (one.variance.way, one.variance.gap) for one in todo]
     assert ways == [("auto", 0.01), ("auto", 0.1), ("vif", 0.01), ("vif", 0.01), None, None]
     assert [one.sampled for one in todo] == [False, False, False, True, False, True]
     assert todo[2].words == "variances that are approximate, from neighbours (VIF)"
-    sparse = variants(Way("sparse", 100, None, 1.0, 1.0, 1), VarianceSettings())
+    sparse = Way("sparse", 100, None, 1.0, 1.0, 1).variants(VarianceSettings())
     assert [one.sampled for one in sparse] == [False, True, False, True]
 
 
@@ -245,7 +245,7 @@ def test_predictions_fall_back_to_cheaper_ones_in_time(
     job = PredictJob("model", str(tmp_path / "test.zarr"), "out", VarianceSettings())
     way = Way("exact", None, 0.02, 10.0, 20.0, 1)
     document = steps.predict(job, way, str(tmp_path / "sample.zarr"))
-    expected = variants(way, VarianceSettings())[variant]
+    expected = way.variants(VarianceSettings())[variant]
     assert steps.jobs[-1].variance == expected.variance
     assert document["way"].gap == (0.02, 0.1, None)[variant]
     assert document["way"].approximate == (variant == 2)

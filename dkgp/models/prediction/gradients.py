@@ -45,7 +45,7 @@ from dkgp.models.variance.whole_matrix import are_held, whole_layout
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, CachedRows
 from dkgp.operators.cross_sums import cross_slopes
-from dkgp.operators.low_rank.pivots import whiten
+from dkgp.operators.low_rank.pivots import solve_by_factor, whiten
 from dkgp.registry import byte_text
 
 # Test samples whose sums one thread takes at a time, and whose deviations are solved for together.
@@ -359,7 +359,7 @@ class SparseDeviationGradients(GradientPredictor):
             phi = np.asarray(whiten(model.lower, columns, transposed=False))
             result = np.zeros_like(phi)
             if model.normal is not None:
-                result += whiten(model.normal, whiten(model.normal, phi, transposed=False), transposed=True)
+                result += solve_by_factor(model.normal, phi)
             if model.normal is None or model.method.variance != "regressors":
                 result -= phi
             return np.asarray(whiten(model.lower, result, transposed=True))

@@ -45,7 +45,7 @@ from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray, IndexArray, column_of
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators.low_rank.pivots import whiten
+from dkgp.operators.low_rank.pivots import solve_by_factor, whiten
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class _Whitened:
                 lower = normal_factor(matrix, noise)
             except NumericalError:  # so ill-conditioned that C C' as rounded has no factor: one direction less
                 continue
-            z = whiten(lower, whiten(lower, right, transposed=False), transposed=True)
+            z = solve_by_factor(lower, right)
             weights.append(whiten(fit.cross.lower, z, transposed=True))
         return weights
 

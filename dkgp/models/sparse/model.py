@@ -51,7 +51,7 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel, CrossResidual
 from dkgp.operators.cross.tasks import piece_rows
 from dkgp.operators.exact_sums import DEPTH
-from dkgp.operators.low_rank.pivots import jittered, whiten
+from dkgp.operators.low_rank.pivots import jittered, solve_by_factor, whiten
 
 Variance = Literal["subset", "regressors", "deterministic"]
 
@@ -336,7 +336,7 @@ def fit_regressors(
     with single_threaded_blas():
         normal = normal_factor(matrix, float(np.min(noise)))
         lower = cross.lower
-        z = _solved(normal, projected)
+        z = solve_by_factor(normal, projected)
         beta = whiten(lower, z, transposed=True)
         passes, before = 1, np.full(z.shape[1], np.inf)
         while True:
@@ -345,7 +345,7 @@ def fit_regressors(
             z = np.asarray(lower.T @ beta)
             risk = 0.5 * (residual.squares + np.einsum("mp,mp->p", z, z))
             zeta = whiten(lower, residual.projected, transposed=False) - z
-            step = _solved(normal, zeta)
+            step = solve_by_factor(normal, zeta)
             decrement = 0.5 * np.einsum("mp,mp->p", zeta, step)
             if not np.isfinite(decrement).all():
                 raise NumericalError("the fit overflows: bring inputs that are far out closer")
@@ -424,10 +424,6 @@ def normal_factor(matrix: FloatArray, noise_variance: float) -> FloatArray:
             "Raise the noise variance, or take fewer basis functions"
         )
     return np.asarray(lower)
-
-
-def _solved(normal: FloatArray, right: FloatArray) -> FloatArray:
-    return np.asarray(whiten(normal, whiten(normal, right, transposed=False), transposed=True))
 
 
 def _residual(cross: CrossKernel, beta: FloatArray, targets: FloatArray, variances: Variances) -> CrossResidual:
@@ -531,5 +527,5 @@ def _subset(
                 f"the matrix of the subset's {len(indices):,} samples is not positive definite in float64 ({error}): "
                 f"rounding exceeds the noise variance {least:.3g}. Raise it, or take fewer samples"
             ) from error
-        weights = whiten(lower, whiten(lower, targets[indices], transposed=False), transposed=True)
+        weights = solve_by_factor(lower, targets[indices])
     return SparseModel(method, operator.kernel, operator.inputs(indices), np.asarray(weights), lower, None, centre)

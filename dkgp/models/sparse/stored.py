@@ -58,7 +58,7 @@ from dkgp.operators.base import FloatArray, column_of
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.cross.tasks import piece_rows
-from dkgp.operators.low_rank.pivots import whiten
+from dkgp.operators.low_rank.pivots import solve_by_factor, whiten
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,7 @@ def _updated(
     # `normal_factor` adds the unit that is in C C' already.
     matrix[np.diag_indices(old.m)] -= 1.0
     normal = normal_factor(np.asfortranarray(matrix), float(noise.min()))
-    z = whiten(normal, whiten(normal, right, transposed=False), transposed=True)
+    z = solve_by_factor(normal, right)
     weights = np.asarray(whiten(old.lower, z, transposed=True))
     return replace(old, weights=weights, normal=normal), squares
 

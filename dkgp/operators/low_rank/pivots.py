@@ -281,6 +281,11 @@ def whiten(lower: NDArray[Any], right: NDArray[Any], *, transposed: bool) -> NDA
     return result[:, : right.shape[1]]
 
 
+def solve_by_factor(lower: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
+    """Return (L L')^-1 B as `whiten` does, by two triangular solves."""
+    return whiten(lower, whiten(lower, right, transposed=False), transposed=True)
+
+
 def pad_columns(matrix: NDArray[Any], dtype: DTypeLike = np.float64) -> NDArray[Any]:
     """Return a copy of B (R, t) in Fortran order, with columns of zeros up to a multiple of eight.
 

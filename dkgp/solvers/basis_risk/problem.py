@@ -28,7 +28,7 @@ from dkgp.operators.blas import blas
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.cross.tasks import Prototypes, Run, columns_between, piece_rows, scratch
 from dkgp.operators.exact_sums import RunSums, Triangles
-from dkgp.operators.low_rank.pivots import whiten
+from dkgp.operators.low_rank.pivots import solve_by_factor, whiten
 from dkgp.solvers.losses import Loss
 from dkgp.solvers.risk.problem import Risk
 
@@ -94,13 +94,15 @@ class Factor:
 
     def _solve(self, right: FloatArray) -> FloatArray:
         if self.kind == "columns":
-            return np.column_stack([_solved(lower, g[:, None]) for lower, g in zip(self.lowers, right.T, strict=True)])
+            return np.column_stack(
+                [solve_by_factor(lower, g[:, None]) for lower, g in zip(self.lowers, right.T, strict=True)]
+            )
         if self.kind == "blocks":
-            return _solved(self.lowers[0], right.T.reshape(-1, 1)).reshape(right.T.shape).T
+            return solve_by_factor(self.lowers[0], right.T.reshape(-1, 1)).reshape(right.T.shape).T
         if not self.coupled:
-            return _solved(self.lowers[0], right)
+            return solve_by_factor(self.lowers[0], right)
         mean = right.mean(axis=1, keepdims=True)
-        return np.asarray(_solved(self.lowers[0], right - mean) + mean / self.regularisation)
+        return np.asarray(solve_by_factor(self.lowers[0], right - mean) + mean / self.regularisation)
 
     def stacked(self) -> FloatArray:
         """Return the factors as a checkpoint holds them: (k, q, q), transposed."""
@@ -337,10 +339,6 @@ def _factored(matrix: FloatArray, regularisation: float, penalised: int | None =
             "basis samples"
         )
     return np.asarray(lower)
-
-
-def _solved(lower: FloatArray, right: FloatArray) -> FloatArray:
-    return np.asarray(whiten(lower, whiten(lower, right, transposed=False), transposed=True))
 
 
 # Which Grams are summed: none; one that serves all columns, whose curvatures are alike; one of each column; or of a

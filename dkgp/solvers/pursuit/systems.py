@@ -32,7 +32,7 @@ from dkgp.cluster.executors.sums import Progress
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.block_tasks import ArrayInputs, InputSource
+from dkgp.operators.block_tasks import ArrayInputs, CachedRows, InputSource
 from dkgp.operators.cross.candidates import GrowingBasis
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.exact_sums import DATA_DEPTH, RunSums, exact_sums, group_units, unit_count
@@ -224,18 +224,6 @@ LEAST_BLOCKS = 8
 
 
 @dataclass(frozen=True)
-class RowBlock:
-    """Rows of X as a worker keeps them."""
-
-    values: FloatArray
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.values.nbytes
-
-
-@dataclass(frozen=True)
 class RowView:
     """X as tasks see it: rows of a source, shifted and scaled by column; small on the wire.
 
@@ -264,7 +252,7 @@ class RowView:
         """A block's rows, from this worker's cache or read anew."""
         if self.shift is None and self.scale is None and isinstance(self.source, ArrayInputs):
             return self.read(number)  # in this process's memory already
-        return worker_cache().get((self.run_id, number, "regressors"), lambda: RowBlock(self.read(number))).values
+        return worker_cache().get((self.run_id, number, "regressors"), lambda: CachedRows(self.read(number))).values
 
     def read(self, number: int) -> FloatArray:
         """A block's rows, read anew."""
