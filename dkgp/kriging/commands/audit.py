@@ -30,8 +30,8 @@ from dkgp.operators.product_error import ProductError
 # Points that are predicted together.
 BATCH = 16_384
 REFERENCE = (
-    "the exact Gaussian process with this model's kernel, noise, mean and samples. A tool that used its own "
-    "hyperparameters approximates another one: its own hyperparameters give another exact GP"
+    "the exact Gaussian process with this model's kernel, noise, mean and samples. A tool with other hyperparameters "
+    "approximates another Gaussian process"
 )
 # Negative variances down to this share of the largest one are rounding errors of zero.
 _ROUNDING = 1e-10

@@ -457,7 +457,8 @@ class ClassVariances:
         notes = [run.prepare() for run in self._runs]
         if len(notes) == 1:
             return f"latent variances: {notes[0]}"
-        return "; ".join(f"latent variances of column {column}: {words}" for column, words in enumerate(notes))
+        numbered = (f"function {number} of {len(notes)}: {words}" for number, words in enumerate(notes, 1))
+        return f"latent variances, {'; '.join(numbered)}"
 
     def submit(self, rows: TestRows, start: int, stop: int) -> list[PendingRound]:
         """Start a region: the rounds of all columns."""
