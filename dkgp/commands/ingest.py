@@ -53,7 +53,9 @@ IDS = replace(
     spellings=("--id",),
     group=COLUMNS,
 )
-TEST_FRACTION = Option(help="Share of the samples that is held out at random for testing.")
+TEST_FRACTION = Option(
+    help="Share of the samples that is held out at random for testing.  [default: 0.1 for `dkgp fit`, else none]"
+)
 TEST_OUT = Option(help="Store to write the test samples to.", metavar="STORE", place="write")
 TEST_MASK = Option(help="Column of zeros and ones that marks the test samples.", metavar="NAME[:COLUMN]", group=FURTHER)
 STRATIFY = Option(

@@ -679,6 +679,7 @@ class KernelsRun(TuneRun):
             size, self._finished = earlier.samples, list(earlier.kernels)
             self._tuned = {finished.row["kernel"]: finished.tuned for finished in self._finished}
             self.reporter.note(f"continuing the comparison of kernels; finished before: {', '.join(self._tuned)}")
+        self.reporter.note("comparing kernels by NLPD (negative log predictive density, smaller is better)")
         rows = {finished.row["kernel"]: finished.row for finished in self._finished}
         todo = [kernel for kernel in COMPARED_KERNELS if kernel not in rows]
         while todo:
