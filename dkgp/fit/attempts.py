@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dkgp.commands.reporting.outputs import Document
+from dkgp.fit.job import HYPER
 from dkgp.fit.ways import APPROXIMATE
 from dkgp.models.refinement.candidates import LEAST_GAIN
 from dkgp.models.verdict import TUNE
@@ -52,7 +53,7 @@ class Remedy:
 
     def price(self, tuned: float) -> float:
         """Return the expected seconds of tuning, by those of the first model's."""
-        return (CONTINUED if self.continues else 1.0) * tuned if self.tuning else 0.0
+        return CONTINUED * tuned if self.continues else tuned if self.tuning else 0.0
 
 
 def remedies(kinds: Collection[str], name: str, kernel: str, *, judged: bool = True) -> list[Remedy]:
@@ -63,7 +64,7 @@ def remedies(kinds: Collection[str], name: str, kernel: str, *, judged: bool = T
     wanted = []
     if not judged and any(kind in SIZE[:2] for kind in kinds):
         words = "hyperparameters from a longer search, with error bars scaled on held-out training samples"
-        wanted.append(Remedy(words, "same", ("--all-samples", "auto"), continues=True))
+        wanted.append(Remedy(words, "same", continues=True))
     if LOOSE in kinds and name == "exact":
         wanted.append(Remedy(f"the exact model with variances that are {APPROXIMATE}", "approximate"))
     if any(kind in SIZE for kind in kinds) and name != "vif":
@@ -138,6 +139,7 @@ class Attempt:
     evaluated: Document
     seconds: float
     tuning: tuple[str, ...] = ()
+    hyper: str = HYPER
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -184,6 +184,7 @@ class _Fit:
                     {
                         **decision,
                         "way": taken.way,
+                        "hyper": taken.hyper,
                         "compare": "compare" in evaluated,
                         "has_variance": predicted.get("variance") is not None,
                         "sampled": Path(predicted["dataset"]).name == TEST_SAMPLE,
@@ -457,7 +458,7 @@ class _Fit:
         self._say("evaluate", names[2])
         evaluated = self.steps.command(names[2], EvaluateJob(job.place(PREDICTIONS), predicted["dataset"]))
         seconds = sum(self.steps.seconds.get(name, 0.0) for name in names)
-        return Attempt(way, trained, predicted, evaluated, seconds, tuple(tuning))
+        return Attempt(way, trained, predicted, evaluated, seconds, tuple(tuning), hyper)
 
     def _remedy(self, remedy: Remedy, first: Attempt) -> Document:
         """Return the way of a remedy, or None and the reason if its forecast exceeds the time that is left."""
@@ -483,7 +484,8 @@ class _Fit:
         job, best = self.job, attempts.taken
         aside = self._aside(number)
         hyper = HYPER
-        if remedy.tuning:
+        words = remedy.tuning
+        if remedy.tuning or remedy.continues:
             hyper = f"hyper-{number}.json"
             # The other half is for the model.
             seconds = 0.5 * self.budget.for_predictions
@@ -491,12 +493,14 @@ class _Fit:
             tuning = TuneJob(
                 job.place(TRAIN), job.place(hyper), **options, seed=job.seed, overwrite=True, cluster=job.cluster
             )
+            if remedy.continues:
+                words = "--all-samples-seconds", f"{seconds:.3g}"
             with finishing_within(seconds) if remedy.continues else nullcontext():
                 self.steps.command(f"tune {number}", tuning)
         model = best.trained if remedy.way == "approximate" else None
         names = (PREDICTIONS,) if model is not None else (MODEL, PREDICTIONS)
         self.steps.run(f"set aside {number}", lambda: self._move(job.folder, aside, names))
-        attempt = self._attempt(number, way, hyper, remedy.tuning, model)
+        attempt = self._attempt(number, way, hyper, words, model)
         better = attempt.beats(best)
         outcome = "chosen" if better else "the earlier model is kept"
         if attempt.gains_over(best) and not better:

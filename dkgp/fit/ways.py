@@ -208,7 +208,7 @@ def command_lines(
     if decision.get("sampled"):
         test = job.place(TEST_SAMPLE)
     way = Way.from_document(decision["way"])
-    training = replace(way.training(job, HYPER), dataset=train, out=model)
+    training = replace(way.training(job, decision.get("hyper", HYPER)), dataset=train, out=model)
     variance = way.variance(job.seed) if decision.get("has_variance", True) else None
     lines = [command_words(replace(again.ingest_job(), table=table, ids=tuple(ids)))]
     if isinstance(training, ClassifyJob):

@@ -1,7 +1,7 @@
 """The bits of every command, solver and method, against those on record: `make bits`.
 
-A change of structure leaves them as they are. A change of arithmetic records them anew (`make bits BITS=record`), and its
-commit says why. They are of one arithmetic (`tests.targets`), so that any machine comes to them.
+A change of structure leaves them as they are. A change of arithmetic records them anew (`make bits BITS=record`), and
+its commit says why. They are of one arithmetic (`tests.targets`), so that any machine comes to them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,3 +117,40 @@ def test_intervals_that_say_little_lead_to_approximate_variances(
     if wins:
         assert second["nlpd_raw"] < first["nlpd_raw"] - 0.1
         assert 0.88 < second["coverage_95"] < 0.99
+
+
+def test_tuning_that_nothing_judged_goes_on_if_error_bars_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the time limit had ended the first search far from the optimum: a hundredth of the variances."""
+    rng = np.random.default_rng(4)
+    X = rng.uniform(-2.0, 2.0, (500, 2))
+    y = np.sin(2.0 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(500)
+    np.savetxt(tmp_path / "table.csv", np.c_[X, y], delimiter=",", header="u,v,yield", comments="")
+    tune = Fallbacks.tune
+
+    def cut_short(steps: Fallbacks, job: Any) -> Any:
+        document = tune(steps, job)
+        written = json.loads(Path(job.out).read_text())
+        written["kernel"]["variance"] *= 0.01
+        written["noise_variance"] *= 0.01
+        Path(job.out).write_text(json.dumps(written))
+        none = {"taken": "a subset", "held_out": 0, "samples": 0, "candidates": [], "not_tried": []}
+        return {**document, "candidates": none}
+
+    monkeypatch.setattr(Fallbacks, "tune", cut_short)
+    document = fitted(tmp_path / "table.csv", tmp_path / "fit", "--time", "1h")
+    first, second = document["attempts"]["tried"]
+    assert "overconfident" in first["findings"]
+    assert first["coverage_95"] < 0.5
+    assert "tuned with --all-samples-seconds" in second["model"]
+    assert document["attempts"]["taken"] == 1
+    assert document["evaluation"]["verdict"] == []
+    assert 0.9 < document["evaluation"]["coverage_95"] < 0.99
+    # Printed commands take the second hyperparameters from the fit's own file, and predict the same.
+    lines = [shlex.split(line)[1:] for line in document["commands"]]
+    assert [line[0] for line in lines] == ["ingest", "train", "predict", "evaluate"]
+    assert lines[1][lines[1].index("--hyper") + 1] == str(tmp_path / "fit" / "hyper-1.json")
+    for line in lines:
+        run_json(*line)
+    made = [open_prediction(str(tmp_path / f"fit{end}" / "pred.zarr")) for end in ("", "-again")]
+    for name in ("mean", "variance_lower", "variance_upper"):
+        np.testing.assert_array_equal(*(prediction.read(name) for prediction in made))
