@@ -127,6 +127,11 @@ class Residuals:
         scale = math.sqrt(float(np.mean(errors**2)))
         return errors / scale if scale > 0.0 else errors
 
+    @property
+    def of_noise(self) -> float:
+        """Number of samples that counts as evidence about the noise: n times its share of the variances."""
+        return len(self.truth) * (1.0 - self.latent_share)
+
     @cached_property
     def effective(self) -> float:
         """Number of independent errors that tell as much about error bars as these n.
@@ -134,8 +139,7 @@ class Residuals:
         Errors of the noise are independent, those of the function are alike where inputs are. So many count as noise
         has a share in the variances; more if blocks of neighbours show that their errors are not alike.
         """
-        n, z = len(self.truth), self.standardised
-        least = n * (1.0 - self.latent_share)
+        n, z, least = len(self.truth), self.standardised, self.of_noise
         squared = float(np.mean(z**2))
         if least >= 0.9 * n or not 0.0 < squared < math.inf:
             return least
@@ -172,7 +176,7 @@ def _looked_for(residuals: Residuals, rivals: dict[str, float]) -> list[Finding]
     mean = [_explains_little(residuals), *_rivals(residuals, rivals)]
     if residuals.noise_free:
         return [finding for finding in mean if finding is not None]
-    if residuals.effective < FEWEST_SAMPLES:
+    if residuals.of_noise < FEWEST_SAMPLES:
         # Too few to see a shape of the noise; errors far beyond their bars are evidence all the same.
         return [finding for finding in (*mean, _size(residuals, False)) if finding is not None]
     mean += _dependences(residuals)
@@ -291,7 +295,7 @@ def _grows(residuals: Residuals) -> Finding | None:
         return None
     # Where variances follow the noise, standardised residuals show nothing, and nothing is wrong.
     rank = float(scipy.stats.spearmanr(np.abs(residuals.standardised), residuals.means).statistic)
-    degrees = residuals.effective - 2.0
+    degrees = residuals.of_noise - 2.0
     by_chance = 2.0 * scipy.stats.t.sf(abs(rank) * math.sqrt(degrees / max(1.0 - rank**2, 1e-300)), degrees)
     if not (by_chance < LEVEL and abs(rank) > _CORRELATION):
         return None
@@ -321,7 +325,7 @@ def _transform(residuals: Residuals, positive: bool) -> str:
 
 
 def _skewed(residuals: Residuals) -> Finding | None:
-    z, n = residuals.standardised, residuals.effective
+    z, n = residuals.standardised, residuals.of_noise
     skewness = float(scipy.stats.skew(z))
     # The median's side tells the same without third powers, which a single outlier rules.
     median = (float(np.mean(z)) - float(np.median(z))) / max(float(np.std(z)), 1e-300)
@@ -342,7 +346,7 @@ def _tails(residuals: Residuals) -> Finding | None:
     z, n = residuals.standardised, len(residuals.truth)
     kurtosis = float(scipy.stats.kurtosis(z))
     far = int(np.sum(np.abs(z - np.median(z)) > 4.0 * max(_normal_deviation(z), 1e-300)))
-    effective = residuals.effective
+    effective = residuals.of_noise
     by_chance = scipy.stats.binom.sf(
         math.floor(far * effective / n) - 1, round(effective), 2.0 * scipy.stats.norm.sf(4.0)
     )
@@ -410,7 +414,7 @@ def _shares(residuals: Residuals, values: FloatArray, least: float) -> list[tupl
     told = []
     values = values - values.mean()
     total = float(np.sum(values**2))
-    d, weight = residuals.inputs.shape[1], residuals.effective / len(values)
+    d, weight = residuals.inputs.shape[1], residuals.of_noise / len(values)
     for index in range(d):
         between, k = _between(residuals.inputs[:, index], values)
         n = len(values)
