@@ -19,6 +19,7 @@ from dkgp.cli.parameters import (
     cluster_options,
     declared_options,
     examples,
+    with_flags,
 )
 from dkgp.cli.running import Commands, Output, execute, output_options
 from dkgp.errors import UsageError
@@ -89,9 +90,9 @@ class _Sections(Commands):
 
 
 def _command(section: Section) -> click.Command:
-    def options() -> list[click.Option]:
+    def options() -> list[click.Parameter]:
         declared = section.options() if callable(section.options) else section.options
-        options = [click_option(option) for option in declared]
+        options = with_flags([click_option(option) for option in declared])
         if section.without_null:
             options.append(
                 click.Option(["--null"], is_flag=True, hidden=True, help=f"Refused: {section.without_null}.")
@@ -107,7 +108,7 @@ def _command(section: Section) -> click.Command:
             cluster = {"cluster": cluster_from(values)} if section.on_cluster else {}
             return section.run({**values, **cluster}, reporter)
 
-        execute("bench", job, output, exit_code=section.exit_code)
+        execute(f"bench {section.name}", job, output, exit_code=section.exit_code)
 
     decorated: Callable[..., Any] = output_options(run)
     if section.on_cluster:

@@ -101,7 +101,7 @@ BASIS_SIZE = Option(
     metavar="M",
 )
 BASIS = Option(
-    help="How the basis samples are chosen, as for `dkgp sparse` or `dkgp classify`.  [default: by the method]",
+    help="How the basis samples are chosen, as for `dkgp sparse` or `dkgp classify`.  [default: depends on the method]",
     metavar="NAME",
 )
 NEIGHBOURS = Option(

@@ -44,17 +44,19 @@ section.SECTIONS.add(
                 multiple=True,
                 metavar="NAME",
             ),
-            Option("draws", "Number of random repeats.  [default: by the figure]", type=int),
+            Option("draws", "Number of random repeats.  [default: depends on the figure]", type=int),
             Option("full", "Use the numbers of repeats and samples of the paper.", type=bool, default=False),
             Option(
                 "n",
                 "Largest number of training samples in figures 11 to 13, and length of the signal in figure 6.  "
-                "[default: by the figure]",
+                "[default: depends on the figure]",
                 type=int,
                 spellings=("--samples", "--n"),
             ),
             Option(
-                "pool", "Number of prototypes to choose from in figures 11 to 13.  [default: by the figure]", type=int
+                "pool",
+                "Number of prototypes to choose from in figures 11 to 13.  [default: depends on the figure]",
+                type=int,
             ),
             section.SEED,
             Option("plots", "Plot each figure into this folder.", spellings=("--plots", "--plot"), metavar="DIR"),

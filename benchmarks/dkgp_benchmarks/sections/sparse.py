@@ -48,7 +48,7 @@ section.SECTIONS.add(
             ),
             Option(
                 "bases",
-                "Way to choose the basis, for methods without a greedy choice. May be repeated.  [default: by the "
+                "How the basis is chosen, for methods without a greedy choice. May be repeated.  [default: depends on the "
                 "method]",
                 spellings=("--basis",),
                 multiple=True,

@@ -20,9 +20,8 @@ section.SECTIONS.add(
         "messages",
         """Measure the cost of messages with many worker processes, and compare it with the forecast.
 
-        Tasks sleep for as long as they would compute.
-
-        This measures the time of scheduler, messages and coordinator for 16 or 64 workers on two cores.
+        Tasks sleep as long as they would compute. Two cores therefore suffice to measure the time of scheduler,
+        messages and coordinator with 16 or 64 workers.
         """,
         _run,
         (

@@ -87,14 +87,14 @@ MAX_PASSES = Option(
     shown="20",
 )
 RANK = Option(
-    help="Rank of the partial Cholesky factor of the method iterative.  [default: by the problem and memory]",
+    help="Rank of the partial Cholesky factor of the method iterative.  [default: depends on the problem and memory]",
     spellings=("--variance-rank",),
     metavar="R",
     least=1,
 )
 HALO = Option(
     help="Number of nearby training samples on which each group of samples is conditioned in the Vecchia factor of "
-    "the method iterative. 0: no Vecchia factor.  [default: by the problem and memory]",
+    "the method iterative. 0: no Vecchia factor.  [default: depends on the problem and memory]",
     spellings=("--variance-halo",),
     metavar="S",
     least=0,
