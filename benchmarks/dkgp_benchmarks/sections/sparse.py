@@ -48,8 +48,8 @@ section.SECTIONS.add(
             ),
             Option(
                 "bases",
-                "How the basis is chosen, for methods without a greedy choice. May be repeated.  [default: depends on the "
-                "method]",
+                "How the basis is chosen, for methods without a greedy choice. May be repeated.  [default: depends on "
+                "the method]",
                 spellings=("--basis",),
                 multiple=True,
                 metavar="NAME",
