@@ -572,7 +572,7 @@ EVALUATED_CLASSES = (
     Figure("error", "{error_rate:.2%}"),
     Figure("balanced error", "{balanced_error:.2%}"),
     lambda of: _area(of),
-    may("log loss", "{log_loss:.4f}"),
+    may("log loss", "{log_loss:.4f} nats per sample"),
     may("Brier score", "{brier:.4f}"),
     may("calibration error of probabilities", "{ece:.2%}"),
     Figure("certified labels", lambda of: None if of["certified_share"] is None else _certified_labels(of)),

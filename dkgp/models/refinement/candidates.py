@@ -157,7 +157,7 @@ class Judged:
         hyperparameters = self.candidate.hyperparameters
         return {
             "from": self.candidate.origin,
-            "kernel": kernel_text(hyperparameters.kernel.to_json()).splitlines()[0],
+            "kernel": kernel_text(hyperparameters.kernel.to_json()).splitlines()[0].partition(":")[0],
             "noise_variance": hyperparameters.noise_variance,
             "nlpd": self.nlpd,
             "rmse": self.rmse,
