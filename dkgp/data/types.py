@@ -6,6 +6,7 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,6 +33,7 @@ MOST_DOCUMENT_BYTES = 16 * 2**20
 MOST_CHUNK_BYTES = 2 * 2**30
 
 
+@cache
 def block_rows(n_samples: int) -> int:
     """Rows of a block of a training set: about 8,192, fewer where there would be less than eight, whole vectors always.
 

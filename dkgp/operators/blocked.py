@@ -139,7 +139,7 @@ class BlockedKernelOperator(KernelOperator, Rounds):
         self._source = source
         self.executor = executor
         self.context = BlockContext(f"run-{uuid.uuid4().hex[:12]}", source, kernel, self.n)
-        self._products = FullProducts(self.context, executor, self.start_total, self.prior)
+        self._products = FullProducts(self.context, executor, self.start_total, self.prior, entries=self.entries)
         self._diagonal: FloatArray | None = None
         self._prior: FloatArray | None = None
         needed = coordinator_input_bytes_needed(self.n, kernel.n_features, feature_width(kernel))

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, RoundTasks
+from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, QuickExecutor, RoundTasks
 from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.executors.sums import PendingTotal, Progress
 from dkgp.errors import ClusterError
-from dkgp.kernels.tiles.evaluator import KeptTiles, Precision
+from dkgp.kernels.tiles.evaluator import EntryCount, KeptTiles, Precision, counting
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.exact_sums import UNBOUNDED, Scale, low_bits
@@ -230,6 +230,7 @@ class FullProducts:
     """Products of one operator with its whole matrix.
 
     `start_total` starts a sum of tasks, `prior` returns k(x, x) of all samples. Without `keeps` workers keep no tiles.
+    With `entries`, which counts evaluated entries, products of one block need no task where the executor runs here.
     """
 
     def __init__(
@@ -240,9 +241,10 @@ class FullProducts:
         prior: Callable[[], FloatArray],
         *,
         keeps: bool = True,
+        entries: EntryCount | None = None,
     ) -> None:
         self._context, self._executor, self._start_total, self._prior = context, executor, start_total, prior
-        self._keeps = keeps
+        self._keeps, self._entries = keeps, entries
         self._cut, self._homes = Cut((0, 1), ()), Homes(0)
         self._layout = (0, 0)  # threads, and tasks a thread, of the cut
         self._roots: tuple[FloatArray, NDArray[np.int64] | None] | None = None
@@ -299,6 +301,12 @@ class FullProducts:
         keeping, began = self._keeping(precision), time.perf_counter()
         roots, shifts = self._square_roots()
         scale = scale_of(V, roots, precision, self._context.n_blocks)
+        is_here = self._entries is not None and isinstance(self._executor, QuickExecutor)
+        if is_here and keeping is None and self._context.n_blocks == 1:
+            self._add_here(V, precision, result, scale if shifts is None else scale.shifted(shifts))
+            if progress is not None:
+                progress(1, 1)
+            return
         cut, bounds = self._cut_for(V, scale.words), self._context.bounds
         names = cut.names
         rows = [slice(bounds(first)[0], bounds(last - 1)[1]) for first, last in map(cut.blocks, names)]
@@ -325,6 +333,18 @@ class FullProducts:
             self.kept_share, self.kept_bytes = read / max(1, read + evaluated), 4 * read
             self._most_kept_bytes = max(self._most_kept_bytes, 4 * read)
             self._last = began, time.perf_counter() - began
+
+    def _add_here(self, V: NDArray[Any], precision: Precision, result: NDArray[Any], scale: Scale) -> None:
+        """Add K @ V of one block to `result`, on this thread: the words of `matmat_task`."""
+        context, words = self._context, scale.zeros(len(V))
+        with counting() as count, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            rows = context.block_features(0, precision)
+            product = context.evaluator(precision).symmetric(rows, V.astype(np.float64, copy=False))
+            refused = scale.add(words, product)
+        result += scale.decode(words)
+        result[:, refused > 0] = np.nan
+        assert self._entries is not None
+        self._entries.add(count.value)
 
     def _square_roots(self) -> tuple[FloatArray, NDArray[np.int64] | None]:
         """Return sqrt(k(x, x)) of all samples, and by how many bits exponents of rows are smaller; None for zeros."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from dkgp.cluster.cache import TileBudget
-from dkgp.cluster.executors.sums import PendingTotal, TotalHere
+from dkgp.cluster.executors.sums import FinishedTotal, PendingTotal, TotalHere
 from dkgp.cluster.threads import available_cores, in_parallel, process_threads
 from dkgp.forks import ForkSafePool
 
@@ -232,6 +232,12 @@ class QuickExecutor(LocalExecutor):
     def __init__(self, threads: int | None = None, tiles: TileBudget | None = None) -> None:
         super().__init__(threads, tiles)
         self._slow: set[str] = set()
+
+    def start_total(self, tasks: RoundTasks) -> PendingTotal:
+        """Start a total; one task runs at once, and nothing is added."""
+        if len(tasks.groups) == 1:
+            return FinishedTotal(lambda: tasks.run(0))
+        return super().start_total(tasks)
 
     def start(self, tasks: RoundTasks) -> PendingRound:
         """Run the tasks of one round while they are quick; start the others on the pool."""

@@ -89,6 +89,29 @@ def _put_leaf(accumulators: Accumulators, run: Callable[[int], list[Totals]], le
     return [None for _ in leaves]
 
 
+class FinishedTotal:
+    """The total of one task that has run; `run` returns its result, or raises its error when the total is asked for."""
+
+    def __init__(self, run: Callable[[], list[Totals]]) -> None:
+        self._totals: Totals = {}
+        self._error: Exception | None = None
+        try:
+            (self._totals,) = run()
+        except Exception as error:
+            self._error = error
+
+    def result(self, progress: Progress | None = None) -> Totals:
+        """Return the arrays of the task; those that are views are copied."""
+        if self._error is not None:
+            raise self._error
+        if progress is not None:
+            progress(1, 1)
+        return {
+            key: part if part.flags.owndata and part.flags.writeable else part.copy()
+            for key, part in self._totals.items()
+        }
+
+
 class TotalHere:
     """A total of tasks that run in this process, as a round of the executor that `submit` belongs to.
 
