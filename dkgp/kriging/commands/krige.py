@@ -182,7 +182,8 @@ def tables_krige_variogram(document: Document) -> list[Any]:
         *(["standard error from random pairs"] if is_random else []),
         "pairs",
     )
-    title = f"Variogram of {document['target']} by distance (lag)"
+    along = "" if bins["direction"] is None else f", {bins['direction']:g} degrees from east"
+    title = f"Variogram of {document['target']} by distance (lag){along}"
     title += f": {document['n']:,} samples, estimator {bins['estimator']}"
     parts: list[Any] = [titled(f"{title}, random pairs" if is_random else title, grid(heads, rows))]
     if document["models"]:
