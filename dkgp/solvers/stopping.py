@@ -403,7 +403,7 @@ class MaxPasses(_Effort):
 
     limit, measure = "passes", "column_passes"
     message = "the limit of {limit:g} passes over the kernel matrix was reached"
-    advice = "resume with a larger `max_passes`, or a larger tolerance"
+    advice = "resume with a larger `max_passes` or `tolerance`"
     passes: float
 
 

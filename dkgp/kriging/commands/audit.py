@@ -152,7 +152,7 @@ class AuditRun(Run):
         try:
             want = Want(version, executor, settings, error=error, n_test=r, note=self.reporter.note)
             posterior = posterior_of(self.record, want)
-            with self.reporter.work("predict") as show, interruptible(self.reporter.note) as interrupted:
+            with self.reporter.work("audit") as show, interruptible(self.reporter.note) as interrupted:
                 for start in range(0, r, BATCH):
                     show(Progress("points", start, r, "points"))
                     if interrupted():

@@ -216,6 +216,8 @@ class KrigeFitJob(TrainingJob):
         """Return the settings of the estimator, with another variogram if one is passed."""
         from dkgp.kriging.kriging import Kriging
 
+        if self.mean is not None and (self.degree or self.drift):
+            raise InputError("`mean` is for simple kriging, `degree` and `drift` for universal kriging; give one kind")
         kind = "simple" if self.mean is not None else "universal" if self.degree or self.drift else "ordinary"
         return Kriging(
             variogram or self.variogram.made(),
