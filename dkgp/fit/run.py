@@ -148,13 +148,12 @@ class _Fit:
             self.budget.resume(sum(self.steps.seconds.values()))
             try:
                 ingested = self._step("ingest", self._ingest)
+                self._check_kernel(ingested)
             except (InputError, UsageError):
                 self._leave_as_it_was(before)
                 raise
             if earlier is None:
                 self._remove([name for name in STORES if name not in (TRAIN, TEST)])
-            if job.kernel != AUTO_KERNEL and not self.labelled:  # a wrong kernel is refused before any search
-                parse_kernel(job.kernel, ingested["d"], ingested["features"])
             compared = self._transform_step(ingested)
             ingested = self._transformed(ingested, compared)
             kernel = self._kernel(ingested["n_train"])
@@ -243,6 +242,17 @@ class _Fit:
             "ids": list(job.ids),
             "suggested": None if survey is None else shlex.join(column_words(job.table, job.ids)),
         }
+
+    def _check_kernel(self, ingested: Document) -> None:
+        """Refuse a wrong kernel before any search."""
+        if self.job.kernel == AUTO_KERNEL or self.labelled:
+            return
+        try:
+            parse_kernel(self.job.kernel, ingested["d"], ingested["features"])
+        except InputError:
+            if not self.steps.goes_on:
+                self._remove([TRAIN, TEST])
+            raise
 
     def _check_classes(self) -> None:
         """Refuse a class of one training sample, which cross-validation cannot leave out."""

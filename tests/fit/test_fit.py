@@ -255,6 +255,7 @@ def test_what_is_refused_leaves_nothing(table: Path, tmp_path: Path) -> None:
     )
     both = ("--target", PRICE, "--labels", "kind")
     refused(run("fit", table, *both, "--out", out), "got both --target (numbers) and --labels (classes)", exit_code=2)
+    refused(run("fit", table, "--target", PRICE, "--kernel", "rbff", "--out", out), "rbff")
     refused(run("fit", table, "--target", "cost", "--out", out), "cost")
     refused(run("fit", table, "--target", "kind", "--out", out), "To classify, give --labels kind")
     refused(run("fit", table, "--target", PRICE, "--no-auto-columns", "--out", out), "add these options")
