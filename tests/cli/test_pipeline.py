@@ -102,7 +102,9 @@ def test_tables_go_to_standard_output_and_progress_does_not(shell: Shell) -> Non
 def test_several_targets_and_separate_test_data(shell: Shell, rng: np.random.Generator) -> None:
     for name, n in (("a", 300), ("b", 80)):
         X = rng.random((n, 3))
-        Y = np.column_stack([np.sin(4 * X[:, 0]), 10 * X[:, 1] * X[:, 2]]) + 0.05 * rng.standard_normal((n, 2))
+        # Noise of the same share of both deviations, since targets share their hyperparameters.
+        Y = np.column_stack([np.sin(4 * X[:, 0]), 10 * X[:, 1] * X[:, 2]])
+        Y += [0.05, 0.22] * rng.standard_normal((n, 2))
         np.savetxt(shell[f"{name}.csv"], np.column_stack([X, Y]), delimiter=",", header="a,b,c,u,v", comments="")
         shell.json(f"ingest @{name}.csv @{name} --target u --target v")
     shell.json("tune @a --out @h.json")
@@ -110,10 +112,10 @@ def test_several_targets_and_separate_test_data(shell: Shell, rng: np.random.Gen
     shell.json("predict @m @b --out @p --variance")
     evaluated = shell.json("evaluate @p @b --plot @fit.png")
     assert set(evaluated["per_target"]) == {"u", "v"}
-    assert all(errors["rmse"] < 0.3 and errors["coverage_95"] > 0.8 for errors in evaluated["per_target"].values())
+    assert all(errors["rmse"] < 0.3 and errors["coverage_95"] > 0.88 for errors in evaluated["per_target"].values())
     shown = shell.run("evaluate @p @b")
     assert shown.exit_code == 0
-    assert re.search(r"^target +RMSE +MAE +R² +density +coverage", shown.stdout, re.MULTILINE)
+    assert re.search(r"^target +RMSE +MAE +R² +NLPD\b.* coverage", shown.stdout, re.MULTILINE)
 
 
 def test_warm_start_from_the_solution_needs_no_round(pipeline: dict[str, Any], shell: Shell) -> None:

@@ -579,5 +579,5 @@ def test_it_predicts_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, o
             save_sparse(train_sparse(dataset, KERNEL, S2, one_thread, settings), place, dataset)
             stored = open_sparse(place)
             assert stored.record.search_samples == 64
-            means.append(sparse_posterior(stored, variance=True)(T).mean)
+            means.append(sparse_posterior(stored, variance=True)(T)["mean"])
     np.testing.assert_allclose(means[1], means[0], rtol=1e-10)
