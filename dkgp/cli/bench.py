@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # Sections of dkgp-benchmarks. If a section is missing, the message names the package to install.
 ELSEWHERE = (
     "boosting",
+    "cells",
     "certify",
     "chaos",
     "classify",

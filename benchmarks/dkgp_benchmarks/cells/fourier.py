@@ -1,6 +1,6 @@
 """Sums over kernels by nonequispaced Fourier transforms: fast summation with near-field correction, and EFGP.
 
-Both are contenders of `dkgp bench products --cells`, as `python -m dkgp_benchmarks.cells.fourier`. Neither proves an
+Both are contenders of `dkgp bench cells`, as `python -m dkgp_benchmarks.cells.fourier`. Neither proves an
 error; tolerances set parameters, and the errors are measured.
 
 References
@@ -23,12 +23,12 @@ from scipy.sparse import csr_array
 from scipy.spatial import cKDTree
 from scipy.special import erfc, gammaln
 
-from dkgp.bench.cells import Problem, checked, kernel_of, read_problem, timed
 from dkgp.commands.reporting.outputs import dump
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.kernels.program import numpy_functions
 from dkgp.kernels.terms import terms_of
+from dkgp_benchmarks.cells.comparison import Problem, checked, kernel_of, read_problem, timed
 
 FloatArray = NDArray[np.float64]
 # Fourier coefficients at most: their transforms take some GiB.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dkgp.bench.cells import Problem, exact_rows, kernel_of
 from dkgp.errors import InputError
+from dkgp_benchmarks.cells.comparison import Problem, exact_rows, kernel_of
 from dkgp_benchmarks.cells.fourier import EquispacedFourier, FastSum, radial, reach, run, spectral_density
 
 

@@ -1,11 +1,11 @@
-"""`dkgp bench products --cells`: compare products by cells with exact products and Fourier methods.
+"""`dkgp bench cells`: compare products by cells with exact products and Fourier methods.
 
 Points are uniform in the unit square or cube, weights are standard normal. Every measurement is a process of its own,
 on one thread, so that processor seconds and peak memory are those of one contender. The exact product is measured up to
-a size and scaled by n^2 beyond. The Fourier methods come with `dkgp_benchmarks` and finufft; nothing is proven of them.
+a size and scaled by n^2 beyond. The Fourier methods need finufft; nothing is proven of them.
 Errors are taken at sampled rows, against sums of the kernel's formula in long double, relative to ||v||_1.
 
-`python -m dkgp.bench.cells` reads a description from standard input and prints figures, both JSON.
+`python -m dkgp_benchmarks.cells.comparison` reads a description from standard input and prints figures, both JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cells.products import CellProducts
 from dkgp.plan.validation import run_contender
 
-THIS, FOURIER = "dkgp.bench.cells", "dkgp_benchmarks.cells.fourier"
+THIS, FOURIER = "dkgp_benchmarks.cells.comparison", "dkgp_benchmarks.cells.fourier"
 # Contender -> the module that runs it.
 CONTENDERS = {"cells": THIS, "exact float64": THIS, "exact float32": THIS, "nfft": FOURIER, "efgp": FOURIER}
 # Those whose result does not depend on a tolerance.
@@ -236,7 +236,7 @@ def run_bench_cells(job: BenchCellsJob, reporter: Reporter) -> Document:
     contenders = _contenders(reporter)
     problems = [problem for contender in contenders for problem in _problems(job, contender)]
     rows: list[dict[str, Any]] = []
-    with reporter.work("bench products by cells") as show:
+    with reporter.work("bench cells") as show:
         for number, problem in enumerate(problems):
             label = f"{problem.contender}, {problem.kernel}, n = {problem.n:,}"
             show(WorkProgress(label, number, len(problems), "runs"))
@@ -256,10 +256,10 @@ def run_bench_cells(job: BenchCellsJob, reporter: Reporter) -> Document:
 
 
 def _contenders(reporter: Reporter) -> list[str]:
-    missing = [package for package in ("dkgp_benchmarks", "finufft") if find_spec(package) is None]
-    if missing:
-        reporter.note(f"sums by NFFT and EFGP are left out: {' and '.join(missing)} is not installed")
-    return [name for name, module in CONTENDERS.items() if module == THIS or not missing]
+    if find_spec("finufft") is not None:
+        return list(CONTENDERS)
+    reporter.note("sums by NFFT and EFGP are left out: finufft is not installed")
+    return [name for name, module in CONTENDERS.items() if module == THIS]
 
 
 def _problems(job: BenchCellsJob, contender: str) -> list[Problem]:
