@@ -13,7 +13,7 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
 from dkgp.errors import InputError
 from dkgp.models.classification.metrics import evaluate_classes, holds_classes
-from dkgp.models.metrics import CoverageCurve, coverage_curve, evaluate
+from dkgp.models.metrics import CoverageCurve, coverage_band, coverage_curve, evaluate
 from dkgp.models.sparse.model import METHODS
 from dkgp.models.target_units import TargetUnits
 from dkgp.models.verdict import Rivals, findings, fit_rivals, label_findings, read_residuals
@@ -82,7 +82,15 @@ def _verdict(prediction: Prediction, dataset: Dataset, rivals: Rivals | None, *,
     # Errors of noise-free targets contain no information on the noise, and a large test set is thinned before the test.
     shares = [of.effective / len(of.truth) for of in read.values() if of.deviations is not None and not noise_free]
     share = min(shares, default=None)
-    return {"verdict": verdict, "effective_samples": None if share is None else share * dataset.n_samples}
+    if share is None:
+        return {"verdict": verdict, "effective_samples": None}
+    effective = share * dataset.n_samples
+    # Coverage differs from sample to sample as that of so many independent errors.
+    return {
+        "verdict": verdict,
+        "effective_samples": effective,
+        "coverage_95_band": list(coverage_band(max(1, round(effective)))),
+    }
 
 
 def _evaluate_classes(job: EvaluateJob, prediction: Prediction, dataset: Dataset, reporter: Reporter) -> Document:

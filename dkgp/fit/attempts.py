@@ -18,12 +18,9 @@ from dkgp.commands.reporting.outputs import Document
 from dkgp.fit.job import HYPER
 from dkgp.fit.ways import APPROXIMATE
 from dkgp.models.refinement.candidates import LEAST_GAIN
-from dkgp.models.verdict import TUNE
+from dkgp.models.verdict import LOOSE, SIZES, TUNE
 
-# The finding of proven intervals that say little: too wide for a verdict, or wider than their gap on average.
-LOOSE = "loose intervals"
-# Findings that call for other variances, and those that call for a noise model.
-SIZE = ("overconfident", "underconfident", LOOSE)
+# Findings that call for a noise model; those of size call for other variances.
 NOISE = ("noise and mean", "noise and input")
 # A model that replaces an earlier one may have this multiple of its RMSE, and this distance of the coverage from .95.
 MOST_ERROR, COVERAGE_DISTANCE = 1.02, 0.02
@@ -62,12 +59,12 @@ def remedies(kinds: Collection[str], name: str, kernel: str, *, judged: bool = T
     `judged` says whether held-out training samples judged the first hyperparameters and the size of error bars.
     """
     wanted = []
-    if not judged and any(kind in SIZE[:2] for kind in kinds):
+    if not judged and any(kind in SIZES[:2] for kind in kinds):
         words = "hyperparameters from a longer search, with error bars scaled on held-out training samples"
         wanted.append(Remedy(words, "same", continues=True))
     if LOOSE in kinds and name == "exact":
         wanted.append(Remedy(f"the exact model with variances that are {APPROXIMATE}", "approximate"))
-    if any(kind in SIZE for kind in kinds) and name != "vif":
+    if any(kind in SIZES for kind in kinds) and name != "vif":
         wanted.append(Remedy("the model with neighbours (vif)", "vif"))
     if any(kind in NOISE for kind in kinds):
         wanted.append(Remedy(f"noise that depends on the inputs, {kernel}", "same", ("--noise-model", "auto"), kernel))

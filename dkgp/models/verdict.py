@@ -29,6 +29,9 @@ from dkgp.models.metrics import check_belonging, coverage_band
 from dkgp.models.target_units import NORMAL_95, ScoredVariances, TargetUnits
 from dkgp.operators.base import FloatArray
 
+# Findings on the size of error bars.
+LOOSE = "loose intervals"
+SIZES = ("overconfident", "underconfident", LOOSE)
 # Least number of test samples for findings.
 FEWEST_SAMPLES = 30
 # Probability of a false alarm, for each kind of finding.
@@ -141,7 +144,7 @@ class Residuals:
         """
         n, z, least = len(self.truth), self.standardised, self.of_noise
         squared = float(np.mean(z**2))
-        if least >= 0.9 * n or not 0.0 < squared < math.inf:
+        if n < FEWEST_SAMPLES or least >= 0.9 * n or not 0.0 < squared < math.inf:
             return least
         alike = 1.0
         for blocks in _blocks(self):
@@ -229,9 +232,10 @@ def _size(residuals: Residuals, other_shape: bool) -> Finding | None:
         return None
     z = residuals.standardised
     covered, squared = _covered(z), float(np.mean(z**2))
-    n = residuals.effective
+    # Error bars of a function without noise are wide where the noise's lower bound is far above the errors: no fault.
+    n = residuals.of_noise if squared < _REPEATED else residuals.effective
     direction = _off(z, n, other_shape)
-    low, high = coverage_band(len(z))
+    low, high = coverage_band(max(1, round(residuals.effective)))
     if residuals.ends is not None:
         narrow, wide = (z * (residuals.deviations / np.maximum(end, 1e-300)) for end in residuals.ends)
         if (
@@ -239,7 +243,7 @@ def _size(residuals: Residuals, other_shape: bool) -> Finding | None:
             and len({direction, _off(narrow, n, False), _off(wide, n, False)}) > 1
         ):
             return Finding(
-                "loose intervals",
+                LOOSE,
                 f"The proven intervals of the variances are too wide for a verdict on them: {_covered(narrow):.1%} to "
                 f"{_covered(wide):.1%} of the 95 % intervals contain the true value (for a calibrated model {low:.1%} "
                 f"to {high:.1%})",

@@ -174,6 +174,18 @@ def test_independent_errors_of_neighbours_are_counted_and_equal_ones_are_not() -
     assert half.effective == 500.0  # the noise's share counts in any case
 
 
+def test_error_bars_far_wider_than_a_function_without_noise_needs_are_no_fault() -> None:
+    """A smooth function, and a noise variance at a lower bound that is far above its errors."""
+    exact = drawn(3, 2, 2, 200, 1e-9, 0.8)
+    assert findings(replace(exact, deviations=30.0 * exact.deviations, latent_share=1.0)) == []
+
+
+@pytest.mark.filterwarnings("error")
+def test_few_samples_are_not_put_into_blocks() -> None:
+    few = residuals(right, 1, FEWEST_SAMPLES - 1, latent_share=0.9)
+    assert few.effective == pytest.approx(0.1 * (FEWEST_SAMPLES - 1))
+
+
 def test_few_samples_tell_nothing() -> None:
     assert kinds(nothing, 0, 29) == set()
     assert kinds(nothing, 0, 200) == {"explains little"}

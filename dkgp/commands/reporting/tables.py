@@ -437,6 +437,9 @@ def verdict(document: Document) -> RenderableType:
         of = f"{finding['target']}: " if "target" in finding else ""
         parts.append(Text(f"- {of}{typed(finding['text'])}."))
         parts.append(Text(f"  {typed(finding['advice'])}."))
+    kinds = {finding["kind"] for finding in document["verdict"]}
+    if "confusion" not in document and kinds.isdisjoint(verdicts.SIZES) and (seen := _outside(document)):
+        parts.append(Text(f"- {seen}. These samples are too few to tell a fault from chance."))
     parts.append(Text(f"More in {GUIDE}.", style="dim"))
     return Group(*parts)
 
@@ -465,10 +468,8 @@ def _outside(document: Document) -> str | None:
         common = max(sum(row) for row in document["confusion"])
         if document["error_rate"] * document["n"] < document["n"] - common:
             return None
-        return (
-            f"The error of {document['error_rate']:.1%} is not below the error of always predicting the most frequent "
-            f"class"
-        )
+        rate = f"The error of {document['error_rate']:.1%}"
+        return f"{rate} is not below the error of always predicting the most frequent class"
     if document.get("coverage_95_band") is None:
         return None
     low, high = document["coverage_95_band"]

@@ -240,8 +240,22 @@ def ingest(
     train, test, messages = passes.write(outputs, mask, overwrite, chunk_rows)
     # New data are not learnt from, so that remarks on training sets say nothing of them.
     of_training = [] if training is not None else [*remarks, *messages]
-    report_warnings = tuple(dict.fromkeys([*source.warnings, *of_training]))
+    left_out = _rows_left_out(source, is_new=training is not None)
+    report_warnings = tuple(dict.fromkeys([*source.warnings, *left_out, *of_training]))
     return IngestReport(train, test, passes.n_samples, time.monotonic() - began, report_warnings)
+
+
+def _rows_left_out(source: Source, *, is_new: bool) -> list[str]:
+    """Return a warning if rows with missing values were left out; of new data predictions then have other numbers."""
+    if not isinstance(source, EncodedSource) or not source.rows_left_out:
+        return []
+    count, first = source.rows_left_out, source.first_left_out
+    text = (
+        f"{count:,} of {source.rows_read:,} rows {'has' if count == 1 else 'have'} a missing value and "
+        f"{'was' if count == 1 else 'were'} left out; the first is in {first}."
+    )
+    numbered = " Predictions are numbered without these rows; to match them with the table, give a column as `ids`."
+    return [text + (numbered if is_new and not source.encoding.ids else "")]
 
 
 def _encoding(

@@ -474,6 +474,10 @@ def test_a_verdict_contradicts_no_figure_above_it() -> None:
     assert "No problem found on these 30 test samples." in text({**inside, "effective_samples": 30.0})
     targets = {"u": {"coverage_95": 0.95, "rmse_raw": 1.0}, "v": {"coverage_95": 0.5, "rmse_raw": 1.0}}
     assert "The coverage of 50.0%" in text({**inside, "per_target": targets})
+    # Beside findings on other things, but not beside one on the size of error bars, which gives the figure itself.
+    tails = {"kind": "heavy tails", "text": "a few are far out", "advice": "check them"}
+    assert "The coverage of 70.0% is outside" in text({**SMALL, "verdict": [tails]})
+    assert "is outside" not in text({**SMALL, "verdict": [tails, {**tails, "kind": "overconfident"}]})
 
 
 @pytest.mark.parametrize(

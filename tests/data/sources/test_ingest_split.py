@@ -347,9 +347,9 @@ def test_new_labels_of_one_class_take_the_classes_of_the_training_set(training: 
     ("name", "options", "words"),
     [
         ("one", {"target": "y"}, "holds 1 sample; at least 2 are needed. To read samples for"),
-        ("constant", {"target": "y"}, "target 'y' is constant: all 2 samples are 7.* with `like`"),
-        ("same", {"target": "y"}, r"No feature \(2 in all\) varies over the 2 samples.* with `like`"),
-        ("constant", {"labels": "k"}, "one class only: all 2 samples are 'v'.* with `like`"),
+        ("constant", {"target": "y"}, "target 'y' is constant: all 2 samples are 7.* `like`"),
+        ("same", {"target": "y"}, r"No feature \(2 in all\) varies over the 2 samples.* `like`"),
+        ("constant", {"labels": "k"}, "one class only: all 2 samples are 'v'.* `like`"),
     ],
 )
 def test_without_a_training_set_the_refusal_names_the_way(

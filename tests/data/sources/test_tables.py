@@ -98,6 +98,25 @@ def test_columns_become_what_pandas_and_the_calendar_say(table: tuple[pd.DataFra
             assert column(train, f"sold.{cycle}.cos")[row] == pytest.approx(math.cos(2 * math.pi * share), abs=1e-9)
 
 
+def test_rows_that_are_left_out_are_counted_in_words(tmp_path: Path) -> None:
+    lines = ["a,b,n,y", "1,2,k,3", ",3,l,4", "3,5,m,5", "4,,o,6", "5,1,p,9"]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    table = TableOptions(drop=("n",), drop_gaps=True)
+    whole = ingest(tmp_path / "t.csv", tmp_path / "t.zarr", target="y", table=table)
+    words = f"2 of 5 rows have a missing value and were left out; the first is in line 3 of '{tmp_path}/t.csv'."
+    assert words in whole.warnings
+    assert (whole.n_samples, whole.train.n_samples) == (3, 3)
+    # Predictions at new rows have other numbers than the rows of the table, unless a column names them.
+    (tmp_path / "new.csv").write_text("\n".join(lines[:3]))
+    new = ingest(tmp_path / "new.csv", tmp_path / "new.zarr", like=tmp_path / "t.zarr")
+    (warning,) = new.warnings
+    assert warning.startswith("1 of 2 rows has a missing value and was left out; the first is in line 3 of ")
+    assert warning.endswith("to match them with the table, give a column as `ids`.")
+    named = ingest(tmp_path / "new.csv", tmp_path / "named.zarr", like=tmp_path / "t.zarr", ids=["n"])
+    (warning,) = named.warnings
+    assert "Predictions" not in warning
+
+
 def test_rows_with_gaps_are_left_out_and_places_stay_those_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b,y\n1,1,1\n,2,2\n3,3,3\n4,,4\n5,5,inf\n6,6,6\n")
     with pytest.raises(InputError, match=r"'y' holds infinity in line 6 of"):

@@ -354,6 +354,8 @@ class EncodedSource(Source):
     def __init__(self, source: Source, encoding: Encoding) -> None:
         self.source, self.encoding = source, encoding
         self.url, self.unit, self.total, self.warnings = source.url, source.unit, source.total, source.warnings
+        # Rows with gaps that the last pass left out, of those that it read, and where the first one stands.
+        self.rows_left_out, self.rows_read, self.first_left_out = 0, 0, ""
         self.left_out = {**source.left_out, **dict.fromkeys(encoding.dropped, "was dropped")}
         present = {column.name for column in source.columns}
         missing = [name for name in (*encoding.rules, *encoding.dropped) if name not in present]
@@ -392,6 +394,7 @@ class EncodedSource(Source):
         encoders = {self._origins[column]: column.encode for column in columns}
         origins = list(dict.fromkeys(origin for origin, _ in wanted))
         read = {origin: self._reading(origin, encoders.get((origin, 0))) for origin in origins}
+        self.rows_left_out = self.rows_read = 0
         for block in self.source.blocks([self._asked(origin, encode) for origin, encode in read.items()]):
             made = {
                 origin: self._features(origin, _numbers(encode, block, position))
@@ -400,7 +403,12 @@ class EncodedSource(Source):
             values = np.stack([made[origin][:, position] for origin, position in wanted], axis=1)
             rows = np.arange(len(values))
             if self.encoding.drop_gaps:
-                rows = np.flatnonzero(~np.isnan(values).any(axis=1))
+                empty = np.isnan(values).any(axis=1)
+                rows = np.flatnonzero(~empty)
+                if not self.rows_left_out and empty.any():
+                    self.first_left_out = block.place(int(np.argmax(empty)))
+                self.rows_left_out += int(empty.sum())
+            self.rows_read += len(values)
             yield Block(values[rows], _places(block, rows), block.position)
 
     def _reading(self, origin: Column, encode: Encode | None) -> Encode | None:
