@@ -378,8 +378,9 @@ def _attempts(attempts: Document) -> str:
     lead = (
         "The evaluation found a problem with the first model, so others were tried. "
         "Another model is chosen if the negative log predictive density (NLPD) of the held-out samples is smaller, and "
-        "error and coverage are not worse. "
-        "RMSE is in the target's units, NLPD in nats per sample."
+        "error and coverage are not worse. The figures of this report are of the same samples, so they can be slightly "
+        "too good; other samples are needed for an independent figure. RMSE is in the target's units, NLPD in nats per "
+        "sample."
     )
     rows = [
         [
