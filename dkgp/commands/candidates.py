@@ -318,8 +318,8 @@ def _too_long(expected: float, remaining: float | None) -> str:
 
 
 NO_NOISE = (
-    "noise_variance stopped at its lower bound, {:.3g}: the kernel follows the noise, or there is none. Error bars "
-    "between samples may be too narrow"
+    "noise_variance stopped at its lower bound, {:.3g}. Either the targets have no noise, or the kernel overfits them; "
+    "then error bars between samples are too narrow"
 )
 
 

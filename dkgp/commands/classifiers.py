@@ -300,8 +300,8 @@ class FixedSizeRun(ClassifyRun):
         self.reporter.note(
             f"forecast: about {about_seconds(slowness * foreseen.seconds)} {load}, at most {foreseen.passes} passes "
             f"over {n:,} samples. The search scores up to {most_widths(settings.search)} multiples of the length "
-            f"scales with {foreseen.judging:,} prototypes each, with labels coded as -1 and 1. The model then selects "
-            f"prototypes among {foreseen.pool:,} candidates"
+            f"scales with {foreseen.judging:,} prototypes each. The model then selects prototypes among "
+            f"{foreseen.pool:,} candidates"
         )
 
     def _planned(self, kernel: Kernel | None, executor: BlockExecutor) -> tuple[Memory, int]:

@@ -76,7 +76,7 @@ class Interruption:
         self._asked = True
         _user_stops += 1
         more = "" if _supervised else "; a second signal ends the command at once"
-        message = f"{StopSignal(number)}: finishing this round and saving a checkpoint{more}"
+        message = f"{StopSignal(number)}: stopping; a command with checkpoints saves its rounds first{more}"
         self._announced.acquire()
         _thread.start_new_thread(self._tell, (message,))
 

@@ -515,8 +515,8 @@ class SparseRun(TrainingRun):
         worst = max(summary["rms_bound"])
         if worst >= SAYS_LITTLE:
             messages.append(
-                f"the proven distance to the exact mean, {worst:.2g} standard deviations of the targets, is not "
-                f"informative: the mean of the targets is about as close. The sparse mean may be much closer than "
-                f"proven; use `certify_passes` or a larger `basis_size` for a tighter proof"
+                f"the proven bound on the distance from the exact mean is {worst:.2g} standard deviations of the "
+                "targets, which says little: a constant prediction has an error of about 1. The sparse mean may be "
+                "much closer than proven; use `certify_passes` or a larger `basis_size` for a tighter bound"
             )
         return messages

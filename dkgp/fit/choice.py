@@ -526,8 +526,11 @@ class Chooser:
         else:
             share = min(1.0, MOST_SAMPLES / n) * (min(COMPARED_BASIS, other.size) / other.size) ** 2
             forecast = way.train_seconds + share * other.train_seconds
-        if forecast > SHARE_OF_COMPARISON * seconds:
-            skipped = f"There was no time to compare it with the {tried.words}: the comparison takes {spoken(forecast)}"
+        if forecast > (limit := SHARE_OF_COMPARISON * seconds):
+            skipped = (
+                f"It was not compared with the {tried.words}: the comparison may take a tenth of the available time "
+                f"({spoken(limit)}), and its forecast is {spoken(forecast)}"
+            )
             return replace(decision, reason=f"{decision.reason}. {skipped}"), []
         judged: list[Judged] = []
 

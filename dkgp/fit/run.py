@@ -117,10 +117,14 @@ class _Fit:
         with locked(self.job.out):
             try:
                 return self._run()
-            except KeyboardInterrupt as interrupt:
+            except (KeyboardInterrupt, InterruptedRunError) as interrupt:
                 if not hasattr(self, "steps"):
                     raise  # nothing is written yet
-                raise InterruptedRunError(self._interrupted(str(interrupt) or "interrupted")) from interrupt
+                checkpoint = getattr(interrupt, "checkpoint", None)
+                # Without a checkpoint, the text of a command says that nothing was saved, but the fit keeps its steps.
+                lost = isinstance(interrupt, InterruptedRunError) and checkpoint is None
+                text = "interrupted" if lost else str(interrupt) or "interrupted"
+                raise InterruptedRunError(self._interrupted(text), checkpoint) from interrupt
 
     def _interrupted(self, text: str) -> str:
         """Return a message with the steps that are kept, and how to continue."""

@@ -144,9 +144,10 @@ def compare_transforms(
         f"negative log predictive density of {len(gains):,} held-out training samples {scored.losses.mean():.4g} with "
         f"{taken}, {plain.losses.mean():.4g} without"
     )
-    if gain > max(LEAST_GAIN * p, ERRORS * error):
+    least = max(LEAST_GAIN * p, ERRORS * error)
+    if gain > least:
         return {**answer, "transform": taken, "reason": f"{seen}{late}"}
-    return {**answer, "reason": f"{seen}: the difference is within chance or too small{late}"}
+    return {**answer, "reason": f"{seen}; a transform must lower it by more than {least:.2g}{late}"}
 
 
 def _row(name: str, scored: Scored, seconds: float) -> dict[str, Any]:

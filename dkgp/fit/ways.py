@@ -244,4 +244,6 @@ def spoken(seconds: float) -> str:
         return f"{seconds:.1g} s"
     if seconds < 90.0:
         return f"{seconds:.2g} s" if seconds < 10.0 else f"{seconds:.0f} s"
-    return f"{seconds / 60.0:.0f} min" if seconds < 5400.0 else f"{seconds / 3600.0:.1f} h"
+    if seconds < 5400.0:
+        return f"{seconds / 60.0:.2g} min" if seconds < 600.0 else f"{seconds / 60.0:.0f} min"
+    return f"{seconds / 3600.0:.1f} h"

@@ -304,7 +304,7 @@ class Certificate(Proof):
 
     @property
     def mean_error_bound_at_unit_variance(self) -> FloatArray:
-        """`mean_error_bound` where k(x, x) is 1: (p,)."""
+        """`mean_error_bound` for a prior variance of 1: (p,)."""
         bound: FloatArray = self.mean_error_bound(np.ones(1))[0]
         return bound
 
@@ -312,7 +312,9 @@ class Certificate(Proof):
     def statement(self) -> str:
         """The proven statement, in one line."""
         bound = float(self.mean_error_bound_at_unit_variance.max())
-        return f"means within {bound:.2g} deviations of the targets of the exact ones, where k(x, x) is 1"
+        return (
+            f"means within {bound:.2g} standard deviations of the targets of the exact ones, for a prior variance of 1"
+        )
 
     @classmethod
     def _older(cls, document: dict[str, Any]) -> dict[str, Any]:

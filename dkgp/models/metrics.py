@@ -273,7 +273,10 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
 def check_belonging(prediction: Prediction, dataset: Dataset) -> None:
     """Raise `InputError` if the prediction was not made for these samples and targets."""
     if dataset.n_targets == 0:
-        raise InputError(f"'{dataset.url}' has no targets to compare with; evaluate needs the true values")
+        raise InputError(
+            f"'{dataset.url}' has no true values to compare with. Read the samples again with `targets` (`labels` for "
+            "a classifier) of `dkgp ingest`"
+        )
     check_same_samples(prediction, dataset)
     names = tuple(prediction.target_names)
     if names != tuple(dataset.target_names):

@@ -402,8 +402,8 @@ def _spread(residuals: Residuals) -> Finding | None:
     )
     return Finding(
         "noise and input",
-        f"The size of the noise depends on {shown}{_unmatched(residuals)}. A percentage is the share of the variance "
-        "of the log squared residuals that the feature explains",
+        f"The size of the noise depends on {shown}{_unmatched(residuals)}. A percentage is R² of the "
+        "log squared residuals, explained by this feature alone",
         f"{only}Run `dkgp tune` with `noise_model` auto, so that the noise depends on the inputs, or transform the "
         "target",
     )

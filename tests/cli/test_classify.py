@@ -96,8 +96,8 @@ def test_the_defaults_of_a_fixed_size_one_say_what_they_found(shell: Shell) -> N
     assert shell["path.png"].read_bytes().startswith(b"\x89PNG")
     stages = [line for line in result.stderr.splitlines() if line.startswith("pass ")]
     first = (
-        r"pass 1 of at most 4: length scales 1 times those at the start, noise variance \S+: "
-        r"error \d+\.\d\d%, balanced error \d+\.\d\d% with 40 prototypes; "
+        r"pass 1 of at most 4: error \d+\.\d\d%, balanced error \d+\.\d\d% with 40 prototypes, "
+        r"length scales 1 times the initial ones and noise variance \S+; "
     )
     assert re.match(first + r"at most \d+ s left", stages[0])
     assert re.search(rf"error {100 * best['error']:.2f}%, balanced error \S+% with \d+ prototypes", stages[-1])

@@ -37,7 +37,8 @@ def test_the_first_signal_asks_and_the_second_ends() -> None:
         with pytest.raises(KeyboardInterrupt, match="^interrupted by SIGINT$"):
             os.kill(os.getpid(), signal.SIGINT)
     assert said == [
-        "interrupted by SIGTERM: finishing this round and saving a checkpoint; a second signal ends the command at once"
+        "interrupted by SIGTERM: stopping; a command with checkpoints saves its rounds first; a second signal ends "
+        "the command at once"
     ]
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -72,7 +73,7 @@ def test_an_announcement_may_write_where_the_signal_interrupts_a_write() -> None
         writer.flush()
         assert interruption()
     assert stream.written[0] == b"work"
-    assert stream.written[1].startswith(b"interrupted by SIGTERM: finishing this round")
+    assert stream.written[1].startswith(b"interrupted by SIGTERM: stopping; a command")
 
 
 def in_callback(phase: str, info: object) -> None:

@@ -20,7 +20,7 @@ from dkgp.commands.recipe import RECIPES, Recipe
 from dkgp.commands.reporting.layout import plain_number
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import TableOptions, open_dataset, open_prediction
-from dkgp.errors import DkgpError
+from dkgp.errors import DkgpError, InterruptedRunError
 from dkgp.fit.choice import Forecasts
 from dkgp.fit.job import FitJob, candidate_words, chosen_kernel
 from dkgp.fit.run import _Fit
@@ -418,19 +418,27 @@ def test_labels_are_told_apart(tmp_path: Path) -> None:
     assert run_json("evaluate", out / "pred.zarr", out / "test.zarr")["rmse"] == again["evaluation"]["rmse"]
 
 
-@pytest.mark.parametrize("step", ["ingest", "tune"])
+@pytest.mark.parametrize(
+    ("step", "error", "begin"),
+    [
+        ("ingest", KeyboardInterrupt("interrupted by SIGINT"), "interrupted by SIGINT"),
+        ("tune", KeyboardInterrupt("interrupted by SIGINT"), "interrupted by SIGINT"),
+        ("tune", InterruptedRunError("interrupted in round 1; nothing was saved"), "interrupted"),
+        ("tune", InterruptedRunError("interrupted; state saved in c", "c"), "interrupted; state saved in c"),
+    ],
+)
 def test_an_interrupted_fit_says_what_is_kept_and_how_to_continue(
-    step: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, error: BaseException, begin: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*arguments: Any) -> Any:
-        raise KeyboardInterrupt("interrupted by SIGINT")
+        raise error
 
     monkeypatch.setattr(_Fit, f"_{step}", interrupted)
     out = tmp_path / "fit"
     arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--transform", "none", "--out", out)
     kept = "no step was finished" if step == "ingest" else f"'{out}' keeps step ingest"
-    continuing = f"interrupted by SIGINT; {kept}. To continue, run the same command with --resume"
-    refused(run(*arguments), continuing, exit_code=130)
+    continuing = f"{begin}; {kept}. To continue, run the same command with --resume"
+    refused(run(*arguments), f"dkgp fit: {continuing}", exit_code=130)
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,9 @@ def test_data_without_targets_are_refused(
     rng: np.random.Generator, y: np.ndarray, dataset: Dataset, tmp_path: Path
 ) -> None:
     blind = dataset_from_arrays(tmp_path / "blind", rng.normal(size=(N, 3)), None)
-    with pytest.raises(InputError, match="no targets"):
+    with pytest.raises(
+        InputError, match=r"no true values to compare with. Read the samples again with `targets` \(`labels`"
+    ):
         evaluate(written(tmp_path, dataset, {"mean": y}), blind)
 
 

@@ -192,13 +192,16 @@ STEPS = {
 
 def phases(document: Document) -> str:
     """Format the time and its parts of a second or more; a number after a step counts the further models."""
-    words = []
+    words, others = [], document["seconds"]
     for name, part in document["seconds_by_phase"].items():
         step, _, number = name.rpartition(" ")
         further = number.isdecimal()
         word = STEPS.get(step if further else name, name)
         if part >= 1.0:
             words.append(f"{word}{f' (model {int(number) + 1})' if further else ''} {part:.1f} s")
+            others -= part
+    if words and others >= 0.05:
+        words.append(f"other {others:.1f} s")
     return f"{document['seconds']:.1f} s" + (f": {', '.join(words)}" if words else "")
 
 

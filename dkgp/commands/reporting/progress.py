@@ -346,7 +346,6 @@ def width_line(record: Mapping[str, Any]) -> str:
     left = record.get("seconds_left")
     coming = f"; at most {about_seconds(left)} left" if left else ""
     return (
-        f"pass {record['pass']}{at_most}: length scales {width:.3g} times those at the start, noise variance "
-        f"{record['noise_variance']:.3g}: {error} with {record['cardinality']:,} "
-        f"prototypes{coming}"
+        f"pass {record['pass']}{at_most}: {error} with {record['cardinality']:,} prototypes, length scales {width:.3g} "
+        f"times the initial ones and noise variance {record['noise_variance']:.3g}{coming}"
     )

@@ -30,6 +30,7 @@ from dkgp.commands.reporting.layout import (
     figure,
     gaps,
     grid,
+    informative,
     least_informative,
     may,
     names,
@@ -118,7 +119,7 @@ def _certified(document: Document) -> str | None:
         return None
     variance, where = document.get("prior_variance"), ""
     if variance is None:
-        variance, where = 1.0, " where k(x, x) is 1"
+        variance, where = 1.0, " for a prior variance of 1"
     # A bound with `rounding` has a part that does not shrink with the variance.
     scale = math.sqrt(variance if certificate.get("rounding") is None else max(1.0, variance))
     bound = scale * max(certificate["mean_error_bound_at_unit_variance"][: document["p"]])
@@ -203,7 +204,7 @@ _fitted = _sheet(
     "Fitted",
     Figure("model", "{train[out]}: {choice[way][words]}"),
     Figure("why", "{choice[reason]}"),
-    Figure("converged", "{converged:yes}"),
+    Figure("training converged", "{converged:yes}"),
     Figure("running time", phases),
     PEAK,
     Figure("report", "{report}"),
@@ -228,12 +229,14 @@ def _predicted_means(document: Document) -> Rows:
     return [("mean certified within", bounds_of(*bounds, units, scale))]
 
 
+EXACT_INTERVALS = "relative width of the certified intervals"
 APPROXIMATE = "approximate, from neighbours (VIF)"
 
 
 def _proven_wrong(share: float) -> str:
     """Return the share of a sparse model's variances that lie outside the intervals of the exact ones."""
-    return f"{share:.2%} lie outside the certified intervals" if share else "all lie within the certified intervals"
+    where = f"{share:.2%} outside" if share else "all within"
+    return f"{where} the certified intervals of the exact variances"
 
 
 def _predicted_variances(document: Document) -> Rows:
@@ -248,11 +251,8 @@ def _predicted_variances(document: Document) -> Rows:
     if "method" in variance:
         return [
             of,
-            (
-                "variances by",
-                f"{variance['method']} (sparse model); {_proven_wrong(variance['outside'])}",
-            ),
-            ("exact variances certified within", widths),
+            ("variances by", f"{variance['method']} (sparse model); {_proven_wrong(variance['outside'])}"),
+            (EXACT_INTERVALS, widths),
             *_bases(variance),
         ]
     if "basis" in variance:
@@ -337,8 +337,8 @@ def certified_means(document: Document) -> str | None:
         bound, scales = document["rms_bound"], list(document.get("target_std") or [])
         single = len(set(scales)) == 1
         distance = f"{plain_number(bound * scales[0], 3)}" if single else f"{bound:.3g} standard deviations"
-        distance = proven(distance, bound / least_informative(document))
-        training = f"; at the training samples root mean square {distance}"
+        if informative(bound / least_informative(document)):
+            training = f"; root mean square at the training samples {distance}"
     return _target_bounds(document) + training
 
 
@@ -374,7 +374,7 @@ def _scored_variances(document: Document) -> Rows:
 def _evaluated_gaps(document: Document) -> Rows:
     if "variance_gap_mean" not in document:
         return []
-    title = "exact variances certified within" if "method" in document else "variances certified within"
+    title = EXACT_INTERVALS if "method" in document else "variances certified within"
     return [(title, gaps(document["variance_gap_mean"], document["variance_gap_max"]))]
 
 
@@ -594,11 +594,12 @@ def _area(document: Document) -> Rows:
 
 def _certified_labels(document: Document) -> str:
     """Return the share of labels proven to be the exact model's, and the error rates inside and outside that share."""
-    certified = f"{document['certified_share']:.2%}"
+    certified = f"{document['certified_share']:.2%} are proven to be the exact model's"
     if document["certified_error_rate"] is not None:
-        certified += f", {document['certified_errors']:,} of them wrong ({document['certified_error_rate']:.2%})"
+        certified += f"; {document['certified_errors']:,} of these ({document['certified_error_rate']:.2%})"
+        certified += " differ from the true labels"
     if document["uncertified_error_rate"] is not None:
-        certified += f"; of the others {document['uncertified_error_rate']:.2%} are wrong"
+        certified += f"; of the others {document['uncertified_error_rate']:.2%} differ"
     return certified
 
 

@@ -229,7 +229,7 @@ def ingest(
         if choice.features is None and training is not None:
             choice = replace(choice, features=training.features)
         passes = Passes(source, select_columns(source, choice, split.column), progress, encoding, transform, training)
-        passes.scale, passes.covariates = scale, tuple(covariates)
+        passes.scale, passes.covariates, passes.splits = scale, tuple(covariates), bool(split)
         passes.check()
     except ColumnError as error:
         raise _refusal(error, raw, asked, split, table, progress, like is None) from error

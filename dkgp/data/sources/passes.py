@@ -58,10 +58,13 @@ class Passes:
     ----------
     scale, covariates
         As for `ingest`; may be set before `write`.
+    splits
+        Whether test samples are split off, so that these samples are no test set; may be set before `check`.
     """
 
     scale: Scale = "each"
     covariates: tuple[str, ...] = ()
+    splits: bool = False
 
     def __init__(
         self,
@@ -137,7 +140,10 @@ class Passes:
         if selection.encoder is None:
             return None
         known = () if training is None else training.classes or ()
-        labels = settled_labels(selection.encoder, self._codes, known)
+        try:
+            labels = settled_labels(selection.encoder, self._codes, known)
+        except InputError as error:
+            raise InputError(f"{error}{'' if training else self._advice}") from None
         if training is not None and (labels.codes == labels.codes[0]).all():
             names = [column.name for column in selection.features]
             self._standardisation = training.standardisation_of(names, [selection.encoder.name])
@@ -322,10 +328,10 @@ class Passes:
     @property
     def _advice(self) -> str:
         """Words on samples that are no training set."""
-        if not self.n_samples or not self._selection.targets:
+        if not self.n_samples or not self._selection.targets or self.splits:
             return ""
         if self._training is None:
-            return " To read samples for the evaluation of a model, name the model in `like` of `dkgp ingest`."
+            return " If these are test samples of a model, name the model with `like`."
         return (
             f" The store that `like` names has the features {quoted(self._training.features)} and the targets "
             f"{quoted(self._training.targets)}; with these, such samples can be tests."

@@ -491,8 +491,7 @@ class LabelEncoder:
         if len(ordered) == 1:
             raise InputError(
                 f"The labels '{self.name}' are one class only: all {self.rows_seen} samples are '{ordered[0]}'. There "
-                "is nothing to tell apart; choose another column, or add samples of other classes. To read samples for "
-                "the evaluation of a model, name the model with `like`."
+                "is nothing to tell apart; choose another column, or add samples of other classes."
             )
         self.classes = check_classes(ordered)
         position = {name: code for code, name in enumerate(ordered)}

@@ -155,9 +155,10 @@ class Judged:
     def row(self) -> dict[str, Any]:
         """Return the figures in plain JSON types."""
         hyperparameters = self.candidate.hyperparameters
+        names = hyperparameters.feature_names or ()
         return {
             "from": self.candidate.origin,
-            "kernel": kernel_text(hyperparameters.kernel.to_json()).splitlines()[0].partition(":")[0],
+            "kernel": kernel_text(hyperparameters.kernel.to_json(), names).splitlines()[0].partition(":")[0],
             "noise_variance": hyperparameters.noise_variance,
             "nlpd": self.nlpd,
             "rmse": self.rmse,

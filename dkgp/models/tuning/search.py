@@ -745,7 +745,7 @@ class SearchProblem:
         messages = []
         if best.rested and not rested:
             messages.append(
-                f"tuning stopped near an optimum; its gradient is still {rest.projected_norm:.2g} nats. "
+                f"tuning stopped near an optimum, with a gradient of {rest.projected_norm:.3g} nats instead of 0. "
                 "Continue from the result with `start`, lower the `tolerance`, or use the values as they "
                 "are"
             )

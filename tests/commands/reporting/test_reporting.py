@@ -342,7 +342,10 @@ def test_a_training_in_plain_words_and_in_figures() -> None:
     plain, verbose = shown(TRAINED), shown(TRAINED, verbose=True)
     assert plain["converged"] == "yes"
     assert plain["largest residual"] == "7e-05, tolerance 0.0001"
-    assert plain["mean certified within"] == "worst case 0.00685 standard deviations of the target where k(x, x) is 1"
+    assert (
+        plain["mean certified within"]
+        == "worst case 0.00685 standard deviations of the target for a prior variance of 1"
+    )
     assert set(verbose) - set(plain) == FIGURES
     assert {name: verbose[name] for name in plain} == plain
     assert verbose["kernel entries evaluated"].startswith("30,600, 3.06 times the whole matrix")
@@ -357,7 +360,9 @@ def test_bounds_are_named_worst_case_and_root_mean_square() -> None:
     evaluated = {**EVALUATED, "mean_error_bound": 0.01, "mean_error_bound_rms": 0.004}
     assert shown(evaluated)["mean certified within"] == f"{words} standard deviations of the target"
     sparse = shown({**evaluated, "method": "vfe", "rms_bound": 0.02})["mean certified within"]
-    assert sparse.endswith("; at the training samples root mean square 0.02 standard deviations")
+    assert sparse.endswith("; root mean square at the training samples 0.02 standard deviations")
+    little = {**EVALUATED, "method": "vfe", "mean_error_bound": 3.0, "mean_error_bound_rms": 2.0, "rms_bound": 2.0}
+    assert shown(little)["mean certified within"] == "not informative"
 
 
 @pytest.mark.parametrize(
@@ -377,7 +382,8 @@ def test_a_bound_that_proves_nothing_is_not_informative(document: dict[str, Any]
 def test_steps_of_a_second_or_more_are_named_with_units() -> None:
     parts = {"ingest": 0.4, "train": 2.0, "set aside 1": 0.1, "train 1": 42.0}
     text = phases({"seconds": 44.5, "seconds_by_phase": parts})
-    assert text == "44.5 s: training 2.0 s, training (model 2) 42.0 s"
+    assert text == "44.5 s: training 2.0 s, training (model 2) 42.0 s, other 0.5 s"
+    assert phases({"seconds": 3.0, "seconds_by_phase": {"train": 3.0}}) == "3.0 s: training 3.0 s"
     assert phases({"seconds": 0.4, "seconds_by_phase": {"ingest": 0.4}}) == "0.4 s"
 
 

@@ -346,10 +346,10 @@ def test_new_labels_of_one_class_take_the_classes_of_the_training_set(training: 
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("one", {"target": "y"}, "holds 1 sample; at least 2 are needed. To read samples for"),
-        ("constant", {"target": "y"}, "target 'y' is constant: all 2 samples are 7.* `like`"),
-        ("same", {"target": "y"}, r"No feature \(2 in all\) varies over the 2 samples.* `like`"),
-        ("constant", {"labels": "k"}, "one class only: all 2 samples are 'v'.* `like`"),
+        ("one", {"target": "y"}, "holds 1 sample; at least 2 are needed.* with `like`"),
+        ("constant", {"target": "y"}, "target 'y' is constant: all 2 samples are 7.* with `like`"),
+        ("same", {"target": "y"}, r"No feature \(2 in all\) varies over the 2 samples.* with `like`"),
+        ("constant", {"labels": "k"}, "one class only: all 2 samples are 'v'.* with `like`"),
     ],
 )
 def test_without_a_training_set_the_refusal_names_the_way(
@@ -359,6 +359,30 @@ def test_without_a_training_set_the_refusal_names_the_way(
     drop = ("k",) if "target" in options else ("y",)
     with pytest.raises(InputError, match=words):
         ingest(training / "new.csv", training / "n.zarr", table=TableOptions(drop=drop), **options)
+
+
+@pytest.mark.parametrize("options", [{"target": "y"}, {"labels": "k"}])
+def test_samples_that_are_split_are_no_test_samples(training: Path, options: dict[str, Any]) -> None:
+    (training / "new.csv").write_text(NEW["constant"])
+    table = TableOptions(drop=("k",) if "target" in options else ("y",))
+    split = {"test_fraction": 0.5, "test_out": training / "t.zarr"}
+    with pytest.raises(InputError, match="choose another") as caught:
+        ingest(training / "new.csv", training / "n.zarr", table=table, **options, **split)
+    assert "`like`" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "table"),
+    [
+        ("drop", TableOptions(drop=("k",))),
+        ("categorical", TableOptions(categorical=("k",))),
+        ("ordinal", TableOptions(ordinal={"k": ("u", "v")})),
+        ("dates", TableOptions(dates=("k",))),
+    ],
+)
+def test_options_of_features_refuse_the_labels(training: Path, option: str, table: TableOptions) -> None:
+    with pytest.raises(InputError, match=f"'k' is a target, a label or an id, and `{option}` takes only features"):
+        ingest(training / "train.csv", training / "n.zarr", labels="k", table=table)
 
 
 def test_a_training_set_of_other_columns_is_named(training: Path) -> None:

@@ -44,6 +44,10 @@ def test_figures_are_those_of_a_loop(rng: np.random.Generator) -> None:
     assert item.rmse == pytest.approx(np.sqrt(np.mean((truth - means) ** 2)), rel=1e-12)
     assert item.row()["from"] == "here"
     assert item.row()["kernel"] == "rbf"
+    kernel = parse_kernel("rbf[0, 'north']", 2, ("east", "north"))
+    named = Candidate(Hyperparameters(kernel, 0.1, feature_names=("east", "north")), "there")
+    text = Judged(named, item.predicted, 0.5).row()["kernel"]
+    assert text == "rbf[east, north]"
 
 
 @pytest.mark.parametrize("size", [0.2, 0.5, 3.0])

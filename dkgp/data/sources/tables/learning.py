@@ -489,9 +489,11 @@ def learned_encoding(
     named = {name: _column(source, name) for name in (*learners, *options.ordinal, *options.drop)}
     taken = [name for name, column in named.items() if column in aside]
     if taken:
+        of_features = {"categorical": options.categorical, "ordinal": options.ordinal, "drop": options.drop}
+        option = next((option for option, names in of_features.items() if taken[0] in names), "dates")
         raise InputError(
-            f"The column '{taken[0]}' is a target or an id, and encoded or dropped as a feature; choose one. A column "
-            "of labels is encoded by itself."
+            f"The column '{taken[0]}' is a target, a label or an id, and `{option}` takes only features. Remove it "
+            f"from `{option}`."
         )
     numeric = {name: _column(source, name) for name in options.numbers}
     if impute:

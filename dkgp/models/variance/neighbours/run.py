@@ -766,8 +766,8 @@ class NeighbourRun(VarianceRun):
     def prepare(self) -> str:
         """Return a line on the tiles; each worker makes its tree of samples when it needs it."""
         return (
-            f"variances by neighbours: {self.plan['neighbours']:,} samples around each tile of at most {TILE_POINTS} "
-            "test samples, and all others by a proven bound"
+            f"variances by neighbours: the test samples are cut into tiles of at most {TILE_POINTS}. Each tile is "
+            f"conditioned on the {self.plan['neighbours']:,} samples around it; a bound covers all other samples"
         )
 
     def _way(self, batches: int) -> NeighbourSource:
