@@ -98,6 +98,12 @@ def should_finish() -> bool:
     return deadline is not None and deadline.clock() >= deadline.finish
 
 
+def current_finish() -> Callable[[], bool]:
+    """Return `should_finish` of the current deadline, for threads of other contexts."""
+    deadline = _current.get()
+    return lambda: deadline is not None and deadline.clock() >= deadline.finish
+
+
 def seconds_to_finish() -> float:
     """Return the time until work with a usable result should end with it; infinite without a deadline."""
     deadline = _current.get()

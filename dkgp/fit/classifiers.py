@@ -23,6 +23,8 @@ ON_ALL, BASIS_SIZE = {"logistic": 5000, "gp": 2000}, 1000
 # Samples on which `classify` tunes the methods that have a likelihood.
 TUNED = 2000
 FLOOR = 1e-12
+# Reasons of methods that were left out for lack of time; the second goes on with the seconds.
+LATE, STOPPED = "too little time", "the comparison was stopped after"
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ def compare_methods(
     for name, estimator in methods.items():
         started = time.perf_counter()
         if started - began + last > seconds:
-            left_out[name] = "too little time"
-            note(f"method {name} is not compared: too little time")
+            left_out[name] = LATE
+            note(f"method {name} is not compared: {LATE}")
             continue
         try:
             fitted = estimator.fit(inputs, labels.codes[drawn])

@@ -3,7 +3,7 @@
 | step | falls back to |
 |---|---|
 | tune | the best values so far, then few samples and one kernel |
-| train | a looser tolerance, then the next smaller model |
+| train | a looser tolerance or the best values so far, then the next smaller model |
 | predict | a wider gap of variances, then approximate ones (VIF), then a sample of the test rows, then means alone |
 
 The document of a step lists everything that was given up, in `given_up`.
@@ -27,8 +27,10 @@ from dkgp.commands.tune import AUTO_KERNEL, TuneJob
 from dkgp.data import open_dataset, write_rows
 from dkgp.data.remote.storage import exists
 from dkgp.fit.budget import ATTEMPT, LEAST, LEAST_KERNEL, LEAST_TRAINING, MOST_TRAINING, TUNE, TUNE_END, Attempt, Budget
+from dkgp.fit.classifiers import LATE, STOPPED
 from dkgp.fit.job import unfinished_kernels
 from dkgp.fit.ways import TrainingJob, Way, spoken
+from dkgp.models.tuning.tune import DEFAULT_SUBSET
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.warm_up import compile_seconds, pieces_of_model
 
@@ -115,7 +117,7 @@ class Fallbacks:
         budget = self._budget
         share, first = way.train_seconds / max(way.seconds, 1e-9), True
         while True:
-            others = [other for other in smaller(way) if other.train_seconds <= QUICKER * way.train_seconds]
+            others = [other for other in smaller(way) if _is_quicker(other, way)]
             stop = (min(MOST_TRAINING, max(LEAST_TRAINING, share)) if first else ATTEMPT) * budget.for_model
             job = training(way, first)
             attempt = budget.attempt(partial(self._run, job), FINISH * stop, stop if others else None)
@@ -131,6 +133,12 @@ class Fallbacks:
                             if _gradient(document)
                             else ""
                         ),
+                    )
+                if document.get("ended_early"):
+                    self._give_up(
+                        "train",
+                        f"the search of the {way.words} ended after {spoken(attempt.seconds)}; the best values so far "
+                        "are used",
                     )
                 return {**self._ended(attempt), "way": way}
             slowness = max(1.0, attempt.seconds / max(way.train_seconds, 1e-9))
@@ -203,6 +211,36 @@ def given_up(documents: Sequence[Document | None]) -> Iterator[dict[str, str]]:
     """Yield everything that the steps gave up."""
     for document in documents:
         yield from (document or {}).get("given_up", [])
+
+
+def _is_quicker(other: Way, way: Way) -> bool:
+    """Return True for an alternative; a smaller pool is one even if the forecasts are almost all fixed costs."""
+    if way.name == other.name == "fixed-size":
+        return True
+    return other.train_seconds <= QUICKER * way.train_seconds
+
+
+def smaller_subset(tuned: Document | None, n: int) -> Document:
+    """Return the entry of a search that had time for a smaller subset only, in the words of its note."""
+    size, wanted = (tuned or {}).get("subset_size"), min(n, DEFAULT_SUBSET)
+    if tuned is None or size is None or size >= wanted or _fell_back(tuned):
+        return {}
+    text = f"the time that is left suffices for a subset of {size:,} samples, not {wanted:,}"
+    return {"given_up": [{"step": "tune", "text": text}]}
+
+
+def _fell_back(tuned: Document) -> bool:
+    """Return True if tuning ended in the short search, whose entry names its samples."""
+    return any(f"{FEW_SAMPLES} samples" in item["text"] for item in tuned.get("given_up") or ())
+
+
+def methods_given_up(methods: Document | None) -> Document:
+    """Return the entries of the methods of classifiers that were not compared for lack of time."""
+    left_out = dict((methods or {}).get("left_out") or {})
+    texts = [f"method {name} is not compared: {LATE}" for name, reason in left_out.items() if reason == LATE]
+    stopped = dict.fromkeys(reason for reason in left_out.values() if reason.startswith(STOPPED))
+    texts += [f"the methods were not compared, because {reason}" for reason in stopped]
+    return {"given_up": [{"step": "compare", "text": text} for text in texts]}
 
 
 def _gradient(document: Document) -> float | None:

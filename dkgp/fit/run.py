@@ -33,8 +33,8 @@ from dkgp.fit.budget import LEAST_KERNEL, LEAST_RIVALS, TRANSFORM, Budget
 from dkgp.fit.budget import LEAST_SECONDS as LEAST_ATTEMPT
 from dkgp.fit.budget import MODEL as MODEL_SHARE
 from dkgp.fit.choice import Chooser
-from dkgp.fit.classifiers import Comparison, compare_methods
-from dkgp.fit.fallbacks import FEW_SAMPLES_KERNEL, Fallbacks, given_up
+from dkgp.fit.classifiers import STOPPED, Comparison, compare_methods
+from dkgp.fit.fallbacks import FEW_SAMPLES_KERNEL, Fallbacks, given_up, methods_given_up, smaller_subset
 from dkgp.fit.job import (
     HYPER,
     MODEL,
@@ -207,7 +207,17 @@ class _Fit:
                 "least_seconds": self._least_seconds,
                 "given_up": [
                     *([{"step": "fit", "text": self._too_short}] if self._too_short else []),
-                    *given_up([compared, tuned, decision, attempts.tried[0].trained, taken.predicted]),
+                    *given_up(
+                        [
+                            compared,
+                            tuned,
+                            smaller_subset(tuned, ingested["n_train"]),
+                            methods_given_up(methods),
+                            decision,
+                            attempts.tried[0].trained,
+                            taken.predicted,
+                        ]
+                    ),
                 ],
                 "report": job.place(PAGE),
             }
@@ -393,7 +403,7 @@ class _Fit:
         attempt = self.budget.attempt(work, limit, limit)
         if attempt.document is not None:
             return attempt.document
-        reason = f"the comparison was stopped after {spoken(attempt.seconds)}"
+        reason = f"{STOPPED} {spoken(attempt.seconds)}"
         self.reporter.warn(f"{attempt.lack}: the methods were not compared, because {reason}")
         return dict(to_json(Comparison(left_out=dict.fromkeys(("logistic", "gp"), reason))))
 

@@ -25,7 +25,8 @@ from dkgp.data import dataset_from_arrays, open_dataset, open_prediction
 from dkgp.errors import InterruptedRunError, MemoryBudgetError
 from dkgp.fit.budget import LEAST, Budget
 from dkgp.fit.choice import Forecasts
-from dkgp.fit.fallbacks import FEW_SAMPLES, Fallbacks
+from dkgp.fit.classifiers import LATE, STOPPED
+from dkgp.fit.fallbacks import FEW_SAMPLES, Fallbacks, methods_given_up, smaller_subset
 from dkgp.fit.job import FitJob
 from dkgp.fit.run import _Fit
 from dkgp.fit.ways import Way
@@ -233,6 +234,50 @@ def test_a_model_that_takes_too_long_gives_way_to_one_that_fits(slowness: float,
             "training of the exact model (variances certified within 2 %) was stopped after"
             in document["given_up"][0]["text"]
         )
+
+
+@pytest.mark.parametrize(("slowness", "taken"), [(0.5, 1000), (8.0, 250)])
+def test_a_classifier_whose_search_takes_too_long_gives_way_to_a_smaller_pool(slowness: float, taken: int) -> None:
+    clock = Hand()
+    budget = Budget(60.0, clock)
+    # The forecasts are almost all fixed costs, and the search takes far longer.
+    ways = [Way("fixed-size", size, None, 5.0 + 1e-4 * size, 0.5, 1) for size in (1000, 500, 250)]
+    steps = Steps(budget, clock, lambda way: slowness * 0.01 * way.size)
+    document = steps.train(
+        ways[0],
+        lambda way, first: way,  # type: ignore[arg-type, return-value]
+        lambda way: [other for other in ways if (other.size or 0) < (way.size or 0)],
+    )
+    assert document["way"].size == taken
+    assert len(document["given_up"]) == len(steps.jobs) - 1
+    assert clock.now <= 60.0
+
+
+def test_a_search_that_ended_early_is_given_up() -> None:
+    clock = Hand()
+    steps = Steps(Budget(60.0, clock), clock, lambda way: 1.0)
+    run = steps._run
+    steps._run = lambda job: {**run(job), "ended_early": True}  # type: ignore[method-assign]
+    way = Way("fixed-size", 250, None, 5.0, 0.5, 1)
+    document = steps.train(way, lambda way, first: way, lambda way: [])  # type: ignore[arg-type, return-value]
+    [item] = document["given_up"]
+    assert item["step"] == "train"
+    assert "the search of the fixed-size classifier (up to 250 prototypes) ended after 1 s; the best" in item["text"]
+
+
+def test_smaller_subsets_and_methods_that_were_not_compared_are_given_up() -> None:
+    words = "the time that is left suffices for a subset of 500 samples, not 2,000"
+    assert smaller_subset({"subset_size": 500}, 5000)["given_up"] == [{"step": "tune", "text": words}]
+    assert smaller_subset({"subset_size": 2000}, 5000) == smaller_subset({"subset_size": 300}, 300) == {}
+    assert smaller_subset(None, 5000) == {}
+    short = {"subset_size": 500, "given_up": [{"step": "tune", "text": "tuned on at most 500 samples"}]}
+    assert smaller_subset(short, 5000) == {}
+    lost = methods_given_up({"left_out": {"logistic": "not positive definite", "gp": LATE}})["given_up"]
+    assert lost == [{"step": "compare", "text": "method gp is not compared: too little time"}]
+    stopped = methods_given_up({"left_out": dict.fromkeys(("logistic", "gp"), f"{STOPPED} 9 s")})["given_up"]
+    text = "the methods were not compared, because the comparison was stopped after 9 s"
+    assert stopped == [{"step": "compare", "text": text}]
+    assert methods_given_up(None)["given_up"] == []
 
 
 @pytest.mark.parametrize(("seconds", "variant"), [((20.0,), 0), ((1000.0, 20.0), 1), ((1e3, 1e3, 20.0), 2)])

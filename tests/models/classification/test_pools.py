@@ -15,6 +15,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Matern52, SquaredExponential
+from dkgp.limits import Deadline, limited
 from dkgp.models.classification.fixed_size import search as of_pools
 from dkgp.models.classification.fixed_size import validation
 from dkgp.models.classification.fixed_size.paths import DEPENDENT, Path, candidate_draws
@@ -554,3 +555,50 @@ def test_columns_that_are_alike_are_mended_by_a_ridge(rng: np.random.Generator, 
     settings = FixedSizeSettings(pool=200, noise_variances=(1e-12,))
     found = train_fixed_size(data, settings, one_thread, kernel=kernel)
     assert found.summary["misclassification"] < 0.05
+
+
+class Passed:
+    """A clock that counts the work of a search: one second for each noise variance of a fold, and each path's steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        fitted, advance = validation._Part.fitted, Path.advance
+
+        def counted(part: Any, *arguments: Any) -> Any:
+            self.now += 1.0
+            return fitted(part, *arguments)
+
+        def advanced(path: Any, upto: int) -> None:
+            self.now += 1.0
+            advance(path, upto)
+
+        monkeypatch.setattr(validation._Part, "fitted", counted)
+        monkeypatch.setattr(Path, "advance", advanced)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_a_search_that_should_finish_ends_with_its_best_so_far(
+    classes: int, rng: np.random.Generator, one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, labels = letters(rng, 400, classes)
+    data = LabelledData(memory_dataset(X, labels.codes.astype(float)), labels, np.ones(400))
+    clock = Passed(monkeypatch)
+
+    def train(finish: float) -> tuple[TrainedFixedSize, float]:
+        clock.now = 0.0
+        with limited(Deadline(finish, np.inf, clock)):
+            fitted = train_fixed_size(data, FixedSizeSettings(pool=60, folds=FOLDS), one_thread, kernel=KERNELS[0])
+        return fitted, clock.now
+
+    whole, needed = train(np.inf)
+    assert "ended_early" not in whole.summary
+    for share in (0.0, 0.2, 0.5, 0.8):
+        early, took = train(share * needed)
+        assert early.summary["ended_early"]
+        assert len(early.history) < len(whole.history) or share > 0.2
+        # After that, one noise variance more of a width and of the chosen model, and the paths' steps under way.
+        assert took <= share * needed + 0.25 * needed
+        assert early.summary["misclassification"] < 1.0 - 1.0 / classes

@@ -5,6 +5,8 @@ from these sums (`validation`). `PathSearch` is the paper's: the score of a kern
 prototypes. `PoolSearch` judges each width by the whole pool, or by the beginning of a large one. At the best width one
 more pass has all prototypes; those that pursuit takes stand in their place where they do nearly as well. The most
 passes that it takes are known before the first.
+
+When the work should finish (`dkgp.limits`), a search tries no more widths and penalties and concludes with the best.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from dkgp.cluster.executors.base import split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, kernel_from_json
+from dkgp.limits import Clock, elapsed_clock, seconds_to_finish, should_finish
 from dkgp.models.classification.fixed_size.paths import Draws, Path, PathModel, candidate_draws
 from dkgp.models.classification.fixed_size.plans import Point, RecordedSearch
 from dkgp.models.classification.fixed_size.settings import (
@@ -185,6 +187,7 @@ class KernelSearch(Iteration, ABC):
     heed: Callable[[], None]
     best: Chosen | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
+    ended_early: bool = False
 
     def metadata(self) -> dict[str, Any]:
         """Return the JSON of a checkpoint; `iteration` counts passes."""
@@ -221,9 +224,20 @@ class KernelSearch(Iteration, ABC):
             self._conclude()
             return
         for batch in split_evenly(points, -(-len(points) // max(1, self.together))):
+            if scores and self._ends_early():
+                break
             scores += self._scores(batch, [scaled(self.start_kernel, math.exp(point[0])) for point in batch])
         if self.plan is not None:
-            self.plan.tell(scores)
+            self.plan.tell([*scores, *[WORST] * (len(points) - len(scores))])
+
+    def _ends_early(self) -> bool:
+        """Return True once the search has a usable record and should finish."""
+        some = any(record["score"] < WORST for record in self.history)
+        self.ended_early = self.ended_early or (some and self._is_out_of_time())
+        return self.ended_early
+
+    def _is_out_of_time(self) -> bool:
+        return should_finish()
 
     @abstractmethod
     def _points(self) -> list[Point]:
@@ -231,7 +245,7 @@ class KernelSearch(Iteration, ABC):
 
     @abstractmethod
     def _scores(self, points: list[Point], kernels: list[Kernel]) -> list[float]:
-        """Score kernels in one pass, and record them."""
+        """Score kernels in one pass, and record them; fewer if the search ends early."""
 
     def _conclude(self) -> None:
         """Find the best model after the last point."""
@@ -258,14 +272,20 @@ class PathSearch(KernelSearch):
 
     def _points(self) -> list[Point]:
         if self.plan is not None:
-            return self.plan.ask()
+            points = self.plan.ask()
+            return [] if points and self._ends_early() else points
         return [(0.0,)] if self.best is None else []
 
     def _scores(self, points: list[Point], kernels: list[Kernel]) -> list[float]:
         systems = fold_systems(self.operator, self.prototypes, kernels, self.targets, self.settings.intercept)
         self.iteration += 1
         # A system is let go of before the next one is gone through.
-        return [self._score(systems.pop(0), point) for point in points]
+        scores = list[float]()
+        for point in points:
+            if scores and self._ends_early():
+                break
+            scores.append(self._score(systems.pop(0), point))
+        return scores
 
     def _score(self, system: FoldSystem, point: Point) -> float:
         """Return the score of a kernel's best noise variance; the best of all is kept."""
@@ -303,9 +323,14 @@ class PoolSearch(KernelSearch):
     """
 
     foreseen: ForeseenSearch
-    _began: float = field(default_factory=perf_counter)
+    _clock: Clock = field(default_factory=elapsed_clock)
+    _began: float = 0.0
     _done: float = 0.0
     _before: float = 0.0  # of an earlier process, in seconds that were foreseen
+
+    def __post_init__(self) -> None:
+        """Start the clock."""
+        self._began = self._clock()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
         """Take over a checkpoint, whose widths took time too."""
@@ -314,15 +339,23 @@ class PoolSearch(KernelSearch):
 
     def _points(self) -> list[Point]:
         assert self.plan is not None
-        return self.plan.ask() if self.plan.passes < len(WIDTHS[self.settings.search]) else []
+        points = self.plan.ask() if self.plan.passes < len(WIDTHS[self.settings.search]) else []
+        return [] if points and self._ends_early() else points
+
+    def _is_out_of_time(self) -> bool:
+        """Return True if only the time for the conclusion is left, at the measured speed."""
+        spent = self._clock() - self._began
+        conclusion = self.foreseen.pool_seconds * spent / self._done if self._done else 0.0
+        return seconds_to_finish() <= conclusion
 
     def _scores(self, points: list[Point], kernels: list[Kernel]) -> list[float]:
         """Score a few widths by the pool's beginning."""
         prototypes = self.prototypes[: self.foreseen.judging]
         systems = self._systems(prototypes, kernels, self.targets, "search")
         tried: list[list[PoolValidation]] = []
-        while systems:
+        while systems and not (tried and should_finish()):
             tried.append(self._penalties(systems.pop(0)))
+        points, kernels = points[: len(tried)], kernels[: len(tried)]
         best = [chosen_noise(validations) for validations in tried]
         wrong = self._wrong(kernels, [_prepared(prototypes, validation.folds) for validation in best])
         self._done += len(points) * self.foreseen.width_seconds
@@ -401,12 +434,19 @@ class PoolSearch(KernelSearch):
         most = min(most, MOST_STEPS) if competes else most
         draws = self._draws(system, most)
         options: dict[str, Any] = {"stop": settings.rule(), "draws": draws, "heed": self.heed}
+        if competes and should_finish():
+            self.ended_early = True
+            return None, []
         with single_threaded_blas():
             if competes:
                 tried = validate(system, pool.noise_variance, max_basis=min(most, FIRST_STEPS), **options)
                 if tried.score > (1.0 + HOPELESS) * pool.score:
                     return None, []
+                if should_finish():
+                    self.ended_early = True
+                    return None, []
             paths = validate_noise(system, self._noise_variances(), max_basis=most, **options)
+            self.ended_early = self.ended_early or should_finish()
             best = chosen_noise(paths)
             if competes and best.score > (1.0 + WORTH) * pool.score:
                 return None, []
@@ -446,7 +486,7 @@ class PoolSearch(KernelSearch):
         validations: Sequence[Scored],
         wrong: IndexArray,
     ) -> None:
-        spent = perf_counter() - self._began
+        spent = self._clock() - self._began
         remaining = max(0.0, self.foreseen.seconds - self._before - self._done)
         self._record(
             {

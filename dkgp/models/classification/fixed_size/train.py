@@ -320,6 +320,7 @@ class _Training:
             **effort,
             "counts": counts.tolist(),
             "converged": True,
+            **({"ended_early": True} if search.ended_early else {}),
         }
 
 

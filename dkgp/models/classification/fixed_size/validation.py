@@ -23,6 +23,7 @@ import numpy as np
 from dkgp.cluster.threads import available_cores, in_parallel
 from dkgp.errors import InputError
 from dkgp.kernels.compiler import cached_njit
+from dkgp.limits import current_finish, should_finish
 from dkgp.models.classification.fixed_size.paths import DEPENDENT, Draws, Path, PathModel
 from dkgp.models.classification.fixed_size.system import FoldSystem
 from dkgp.models.tuning.dense_algebra import factor, solve_factored
@@ -187,6 +188,8 @@ def validate(
         known = len(scores)
         if met is not None or reached >= max_basis or all(path.ended for path in paths) or reached < upto:
             break
+        if should_finish():
+            break
     last = reached if met is None else met
     used = np.where(system.weight > 0.0, system.weight, 1.0)
     return Validation(float(noise_variance), errors[: last + 1] / used, scores[: last + 1], met is not None)
@@ -221,9 +224,14 @@ def validate_noise(
         return found
 
     if given is not None:
-        return [at(value) for value in sorted(given)]
+        values = sorted(given)
+        return [at(value) for number, value in enumerate(values) if number == 0 or not should_finish()]
     scale = mean_diagonal(system)
-    return spread_noise(lambda place: at(scale * 10.0**place), DECADES, FINER, chosen_noise)
+    known: dict[float, Validation] = {}
+    for place in DECADES:
+        if not known or not should_finish():
+            known[place] = at(scale * 10.0**place)
+    return spread_noise(lambda place: known.get(place) or at(scale * 10.0**place), tuple(known), FINER, chosen_noise)
 
 
 def mean_diagonal(system: FoldSystem) -> float:
@@ -243,7 +251,8 @@ def spread_noise(
 ) -> list[V]:
     """Validate log10 noise variances: the first, farther out while the best is at an end, and finer about the best.
 
-    Steps beyond an end are `outward` long. The result is ordered by noise variance; `chosen` returns the best.
+    Steps beyond an end are `outward` long. When the work should finish, only the first are validated. The result is
+    ordered by noise variance; `chosen` returns the best.
     """
     found = {place: at(place) for place in first}
 
@@ -251,13 +260,13 @@ def spread_noise(
         kept = chosen(list(found.values()))
         return next(place for place, validation in found.items() if validation is kept)
 
-    while FARTHEST[0] < best() < FARTHEST[1] and best() in (min(found), max(found)):
+    while FARTHEST[0] < best() < FARTHEST[1] and best() in (min(found), max(found)) and not should_finish():
         place = best() + (outward if best() == max(found) else -outward)
         found[place] = at(place)
     for step in finer:
         centre = best()
         for place in (centre - step, centre + step):
-            if place not in found:
+            if place not in found and not should_finish():
                 found[place] = at(place)
     return [found[place] for place in sorted(found)]
 
@@ -380,7 +389,8 @@ def validate_pool(
 
     A fold's Gram is taken off once for all of them. A noise variance goes on to the other folds only if its error on
     the first one exceeds the least, that of `leader` included, by no more than a share `margin`. The score of any other
-    is the best score times that ratio, and it has no models.
+    is the best score times that ratio, and it has no models. When the work should finish, remaining noise variances
+    have an infinite score, unless no other has a finite one.
     """
     if heed is not None:
         heed()
@@ -388,18 +398,26 @@ def validate_pool(
     models: list[list[PathModel | None]] = [[None] * system.folds for _ in noise_variances]
     squares = np.full((count, system.folds), math.inf)
     used = np.where(system.weight > 0.0, system.weight, 1.0)
+    is_late = current_finish()  # helper threads have no deadline of their own
 
     def fit(part: _Part, fold: int, number: int, ridged: FloatArray) -> None:
         with suppress(np.linalg.LinAlgError):
             models[number][fold], squares[number, fold] = part.fitted(noise_variances[number], ridged)
 
-    def fit_all(folds: Sequence[int], numbers: Sequence[int]) -> None:
+    def fit_all(folds: Sequence[int], numbers: Sequence[int], ends_early: bool = True) -> None:
+        # The middle comes first: it is the likeliest to be of use if there is no time for the others.
+        order = sorted(numbers, key=lambda number: abs(number - count / 2))
+
         def go(index: int) -> None:
             part, ridged = _Part.of(system, folds[index]), np.empty_like(system.total)
-            for number in numbers:
-                fit(part, folds[index], number, ridged)
+            for place, number in enumerate(order):
+                if models[number][folds[index]] is None and not (ends_early and place and is_late()):
+                    fit(part, folds[index], number, ridged)
 
         in_parallel(go, len(folds))
+        complete = any(all(models[number][fold] is not None for fold in folds) for number in numbers)
+        if ends_early and not complete and is_late():
+            fit_all(folds, numbers, ends_early=False)
 
     def fit_first() -> None:
         part = _Part.of(system, 0)
