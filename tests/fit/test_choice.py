@@ -311,6 +311,20 @@ def test_held_out_density_chooses_between_the_exact_model_and_neighbours(
     )
 
 
+def test_a_comparison_that_is_skipped_gives_its_share_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dkgp.fit.choice.SHARE_OF_COMPARISON", 1e-7)
+    job = tuned_job(tmp_path)[0]
+    document = Chooser(job, Budget(3600.0), SilentReporter(), 64 * GIB).choose(hurried=False)
+    assert document["way"]["name"] == "exact"
+    expected = (
+        r"\. It was not compared with the model with neighbours .*: the comparison may take a tenth of the available "
+        r"time \(0\.000\d s\), and its forecast is \S+ \w+"
+    )
+    assert re.search(expected, document["reason"]), document["reason"]
+
+
 def test_held_out_samples_compare_a_basis_with_neighbours(rng: np.random.Generator) -> None:
     X = rng.random((500, 2))
     dataset = memory_dataset(X, np.sin(30.0 * X[:, 0]) + np.cos(30.0 * X[:, 1]) + 0.05 * rng.standard_normal(500))

@@ -141,7 +141,8 @@ def grid(
     for heading in headings:
         table.add_column(heading, justify="left" if heading in left else "right")
     for row in rows:
-        table.add_row(*(printable(cell) if isinstance(cell, str) else cell for cell in row))
+        # As text, because rich would interpret brackets as markup.
+        table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

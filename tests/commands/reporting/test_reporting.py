@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from dkgp.codec import to_json
-from dkgp.commands.reporting.layout import bounds_of, phases
+from dkgp.commands.reporting.layout import bounds_of, grid, phases
 from dkgp.commands.reporting.outputs import RecordLog, check_output_file, check_side_files, dump, plain, write_text
 from dkgp.commands.reporting.plots import plot_classes
 from dkgp.commands.reporting.tables import evaluated_class_tables, nothing_wrong, predicted_class_rows, tables
@@ -385,6 +385,12 @@ def test_steps_of_a_second_or_more_are_named_with_units() -> None:
     assert text == "44.5 s: training 2.0 s, training (model 2) 42.0 s, other 0.5 s"
     assert phases({"seconds": 3.0, "seconds_by_phase": {"train": 3.0}}) == "3.0 s: training 3.0 s"
     assert phases({"seconds": 0.4, "seconds_by_phase": {"ingest": 0.4}}) == "0.4 s"
+
+
+def test_brackets_in_cells_are_printed() -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(grid(("kernel", "NLPD"), [("matern32[east, north]", "0.5")]))
+    assert "matern32[east, north]" in stream.getvalue()
 
 
 def test_equal_bounds_are_printed_once() -> None:
