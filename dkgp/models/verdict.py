@@ -470,7 +470,9 @@ def _groups(column: FloatArray) -> np.ndarray:
 # A model that avoids less than this share of the errors that naming the commonest class makes explains little.
 _AVOIDED = 0.1
 # A class is rare below this part of an even share; missed where less than half of its samples are recognised.
-_RARE, _RECALL = 0.5, 0.5
+RARE, RECALL = 0.5, 0.5
+# Least number of missed samples of a class that is mentioned.
+FEWEST_MISSED = 5
 # Points of calibration error that matter; samples (by p (1 - p)) without which a bin's share is no normal number.
 _CALIBRATION, _FEWEST_IN_BIN = 0.02, 5.0
 _CLASSES_NAMED = 5
@@ -506,10 +508,10 @@ def _missed(metrics: ClassMetrics) -> Finding | None:
     missed = []
     for code in np.argsort(counts).tolist():
         count = int(counts[code])
-        never = named[code] == 0 and count * (1.0 - _RECALL) >= 5.0
-        rare = share[code] < _RARE / len(counts)
+        never = named[code] == 0 and count * (1.0 - RECALL) >= FEWEST_MISSED
+        rare = share[code] < RARE / len(counts)
         # Fewer right labels than a recall of one half would give by chance.
-        by_chance = scipy.stats.binom.cdf(told[code], count, _RECALL)
+        by_chance = scipy.stats.binom.cdf(told[code], count, RECALL)
         if never or (rare and by_chance < LEVEL):
             words = "never predicted" if never else f"{told[code] / count:.0%} of its samples are recognised"
             missed.append(f"'{metrics.classes[code]}' ({words}; {count:,} of {metrics.n:,} samples)")

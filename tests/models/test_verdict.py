@@ -323,6 +323,15 @@ def test_a_rare_class_that_is_missed(rng: np.random.Generator) -> None:
     assert label_findings(class_metrics(("common", "rare"), codes, most)) == []
 
 
+@pytest.mark.parametrize(("recognised", "count"), [(1, 14), (1, 18), (7, 37), (42, 127)])
+def test_a_rare_class_is_judged_from_the_number_of_samples_in_the_guide(recognised: int, count: int) -> None:
+    codes = np.concatenate([np.ones(count, np.int64), np.zeros(LABELS, np.int64)])
+    named = codes * (np.arange(len(codes)) < recognised)
+    few = label_findings(class_metrics(("common", "rare"), codes, named))
+    is_enough = recognised * 3 <= count and count >= 18
+    assert [finding.kind for finding in few] == ["missed classes"] * is_enough
+
+
 def test_few_labels_tell_nothing() -> None:
     codes = np.arange(29) % 2
     assert label_findings(class_metrics(("a", "b"), codes, 1 - codes)) == []

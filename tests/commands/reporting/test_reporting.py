@@ -498,3 +498,15 @@ def test_a_verdict_contradicts_no_figure_above_it() -> None:
 def test_a_verdict_of_labels_contradicts_no_error(wrong: float, words: str) -> None:
     document = {"n": 40, "confusion": [[20, 0], [20, 0]], "error_rate": wrong, "verdict": []}
     assert words in nothing_wrong(document)
+
+
+@pytest.mark.parametrize(("recognised", "count", "is_told"), [(7, 18, True), (10, 18, False), (0, 4, False)])
+def test_a_verdict_without_findings_tells_of_a_rare_class_that_is_mostly_missed(
+    recognised: int, count: int, is_told: bool
+) -> None:
+    confusion = [[recognised, count - recognised], [0, 482]]
+    document = {"n": 482 + count, "classes": ["rare", "common"], "confusion": confusion, "verdict": []}
+    text = nothing_wrong({**document, "error_rate": (count - recognised - 1) / document["n"]})
+    assert ("Only 7 of 18 test samples of the rare class 'rare' are recognised. These" in text) == is_told
+    assert ("No problem found" in text) == (not is_told)
+    assert ("too few to tell a fault from chance" in text) == is_told
