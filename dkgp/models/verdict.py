@@ -470,9 +470,9 @@ def _groups(column: FloatArray) -> np.ndarray:
 # A model that avoids less than this share of the errors that naming the commonest class makes explains little.
 _AVOIDED = 0.1
 # A class is rare below this part of an even share; missed where less than half of its samples are recognised.
-RARE, RECALL = 0.5, 0.5
+_RARE, _RECALL = 0.5, 0.5
 # Least number of missed samples of a class that is mentioned.
-FEWEST_MISSED = 5
+_FEWEST_MISSED = 5
 # Points of calibration error that matter; samples (by p (1 - p)) without which a bin's share is no normal number.
 _CALIBRATION, _FEWEST_IN_BIN = 0.02, 5.0
 _CLASSES_NAMED = 5
@@ -508,10 +508,10 @@ def _missed(metrics: ClassMetrics) -> Finding | None:
     missed = []
     for code in np.argsort(counts).tolist():
         count = int(counts[code])
-        never = named[code] == 0 and count * (1.0 - RECALL) >= FEWEST_MISSED
-        rare = share[code] < RARE / len(counts)
+        never = named[code] == 0 and count * (1.0 - _RECALL) >= _FEWEST_MISSED
+        rare = share[code] < _RARE / len(counts)
         # Fewer right labels than a recall of one half would give by chance.
-        by_chance = scipy.stats.binom.cdf(told[code], count, RECALL)
+        by_chance = scipy.stats.binom.cdf(told[code], count, _RECALL)
         if never or (rare and by_chance < LEVEL):
             words = "never predicted" if never else f"{told[code] / count:.0%} of its samples are recognised"
             missed.append(f"'{metrics.classes[code]}' ({words}; {count:,} of {metrics.n:,} samples)")
@@ -524,6 +524,22 @@ def _missed(metrics: ClassMetrics) -> Finding | None:
         "Errors of rare classes have little influence on the error rate. If they matter, check the balanced error and "
         "run `dkgp classify` again with `class_weight` balanced",
     )
+
+
+def mostly_missed(classes: Sequence[str], confusion: Sequence[Sequence[int]]) -> str | None:
+    """Return a text about the rare class with the smallest recall below one half; None if there is none.
+
+    The misses may be chance. Rows of `confusion` are true classes.
+    """
+    matrix = np.asarray(confusion)
+    counts, told = matrix.sum(axis=1), np.diag(matrix)
+    is_rare = counts < _RARE * matrix.sum() / len(counts)
+    missed = is_rare & (counts - told >= _FEWEST_MISSED) & (told < _RECALL * counts)
+    if not missed.any():
+        return None
+    code = int(np.argmin(np.where(missed, told / np.maximum(counts, 1), np.inf)))
+    recognised = f"{told[code]:,} of {counts[code]:,} test samples"
+    return f"Only {recognised} of the rare class '{classes[code]}' are recognised"
 
 
 def _calibration(reliability: Reliability | None) -> Finding | None:

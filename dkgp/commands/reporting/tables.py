@@ -467,7 +467,7 @@ def _outside(document: Document) -> str | None:
     if "confusion" in document:
         common = max(sum(row) for row in document["confusion"])
         if document["error_rate"] * document["n"] < document["n"] - common:
-            return _missed_class(document)
+            return verdicts.mostly_missed(document.get("classes", ()), document["confusion"])
         rate = f"The error of {document['error_rate']:.1%}"
         return f"{rate} is not below the error of always predicting the most frequent class"
     if document.get("coverage_95_band") is None:
@@ -478,24 +478,6 @@ def _outside(document: Document) -> str | None:
         if coverage is not None and not low <= coverage <= high and abs(coverage - 0.95) > verdicts.COVERAGE_MATTERS:
             return f"The coverage of {coverage:.1%} is outside {low:.1%} to {high:.1%}"
     return None
-
-
-def _missed_class(document: Document) -> str | None:
-    """Return a text about the rare class of which the largest share is not recognised; None if no class is missed."""
-    confusion = document["confusion"]
-    most = verdicts.RARE * document["n"] / len(confusion)
-    counts = {code: sum(row) for code, row in enumerate(confusion) if 0 < sum(row) < most}
-    missed = {code: count - confusion[code][code] for code, count in counts.items()}
-    mostly = [
-        code
-        for code, count in counts.items()
-        if missed[code] >= verdicts.FEWEST_MISSED and missed[code] > (1.0 - verdicts.RECALL) * count
-    ]
-    if not mostly:
-        return None
-    code = max(mostly, key=lambda code: missed[code] / counts[code])
-    recognised = f"{confusion[code][code]:,} of {counted(counts[code], 'test sample')}"
-    return f"Only {recognised} of the rare class '{document['classes'][code]}' are recognised"
 
 
 def transform_text(transform: Document) -> str:
