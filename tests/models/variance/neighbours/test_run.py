@@ -283,7 +283,7 @@ def test_neighbours_are_chosen_where_they_suffice_and_take_least(
     settings = replace(SETTINGS, way="auto", gap=gap)
     predict(made(data, "centredFalse", one), data[2], str(tmp_path / "p"), one, variance=settings, note=notes.append)
     assert open_prediction(str(tmp_path / "p")).attributes["variance"]["way"] == way
-    assert any("samples around each tile" in note for note in notes) == (way == "neighbours")
+    assert any("samples around it; a bound covers all other samples" in note for note in notes) == (way == "neighbours")
 
 
 @pytest.mark.parametrize(
