@@ -465,9 +465,9 @@ def nothing_wrong(document: Document) -> str:
 def _outside(document: Document) -> str | None:
     """Return a text about a figure that a good model would not have; None if there is none."""
     if "confusion" in document:
-        common = max(sum(row) for row in document["confusion"])
-        if document["error_rate"] * document["n"] < document["n"] - common:
-            return verdicts.mostly_missed(document.get("classes", ()), document["confusion"])
+        if document["error_rate"] * document["n"] < document["n"] - max(map(sum, document["confusion"])):
+            missed: str | None = verdicts.mostly_missed(document.get("classes", ()), document["confusion"])
+            return missed
         rate = f"The error of {document['error_rate']:.1%}"
         return f"{rate} is not below the error of always predicting the most frequent class"
     if document.get("coverage_95_band") is None:
