@@ -213,7 +213,7 @@ def test_memory_does_not_grow_with_the_number_of_tests(
     """NumPy reports its arrays to tracemalloc."""
     peaks: dict[int, list[int]] = {}
     # The first fills caches and imports. What happens to be written at the same moment comes on top: the least counts.
-    for rows in (40, 40, 160, 320, 160, 320, 40, 160, 320):
+    for rows in (40, 40, 160, 480, 160, 480, 40, 160, 480):
         X, _ = friedman1(rows, n_features=6, seed=9, test=True)
         number = sum(map(len, peaks.values()))
         dataset = dataset_from_arrays(str(tmp_path / f"{number}.zarr"), X, None, chunk_rows=40)
@@ -223,4 +223,5 @@ def test_memory_does_not_grow_with_the_number_of_tests(
         peaks.setdefault(rows, []).append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert min(peaks[160]) < 1.5 * min(peaks[40])
-    assert min(peaks[320]) < 1.1 * min(peaks[160])
+    # Less than 1.4 kilobytes for each sample more; a row of cross-covariances has 16.
+    assert min(peaks[480]) < 1.2 * min(peaks[160])
