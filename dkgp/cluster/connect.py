@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dkgp.cluster.cache import TileBudget, budget_here
+from dkgp.cluster.cache import budget_here
 from dkgp.cluster.client_executor import Announcer, LogAnnouncer, direct_results, executor_on, patience
 from dkgp.cluster.configuration import set_config_file
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor, QuickExecutor
@@ -35,8 +35,6 @@ dask: Any = LaterModule("dask")
 SMALL_PROBLEM_SAMPLES = 20_000
 # Up to so many samples a round may be shorter than the start of a thread.
 QUICK_PROBLEM_SAMPLES = 1000
-# Up to this number of samples, evaluating a tile takes no longer than deciding whether to keep it.
-FEW = 512
 WORKERS_WAIT_SECONDS = 120.0
 QUEUE_WAIT_SECONDS = 600.0
 # Processes that are started here do not sample their own stacks, nor look at themselves 50 times a second: on the cores
@@ -98,8 +96,7 @@ def open_executor(
         if address is None and (KINDS.find(options.kind).start is None or (options.kind == "auto" and small)):
             threads = options.workers or options.threads_per_worker
             kind = QuickExecutor if n_samples <= QUICK_PROBLEM_SAMPLES else LocalExecutor
-            tiles = TileBudget() if options.cache_tiles == "auto" and n_samples <= FEW else None
-            executor: BlockExecutor = kind(threads, tiles or budget_here(options.cache_tiles))
+            executor: BlockExecutor = kind(threads, budget_here(options.cache_tiles))
         else:
             executor = _dask(options, address, stack, announcer or LogAnnouncer(), interrupted)
         stack.callback(executor.close)

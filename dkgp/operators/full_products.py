@@ -46,6 +46,8 @@ MOST_RANGES = 200
 ROW_BITS = 24
 # Roundings of the bound on totals, and those of entries, weights and sums as computed.
 BOUND_MARGIN = 1.01
+# Samples up to which evaluating a tile takes no longer than measuring whether it pays to keep it.
+FEW = 512
 # How long workers may take to forget.
 FORGET_SECONDS = 5.0
 # Key of a task's counts: entries read, entries evaluated, and refused numbers by column.
@@ -264,7 +266,8 @@ class FullProducts:
     def _keeping(self, precision: Precision) -> Keeping | None:
         """Terms for the next product; float64 is for checks, and evaluated."""
         budget = self._executor.tiles
-        if precision == "double" or budget.bytes <= 0 or not self._keeps:
+        few = budget.measured and self._context.n <= FEW
+        if precision == "double" or budget.bytes <= 0 or few or not self._keeps:
             return None
         products, share = self._products_remaining(budget.products or 0.0), 0.0
         if self._last is not None:

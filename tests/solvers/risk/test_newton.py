@@ -296,7 +296,7 @@ def test_it_is_told_when_factors_of_the_whole_matrix_took_over(executor: LocalEx
     assert hard.method == "newton"
     assert hard.choice["failed_steps"] >= 1
     assert hard.choice["whole_matrix"]
-    assert "factors of the whole matrix" in hard.choice["reason"]
+    assert "each step factorised the whole matrix" in hard.choice["reason"]
     options: dict[str, Any] = {"method": "kcg", "max_iterations": 500}
     assert not minimised(executor, "noisy", "smooth", "logit", **options).solution.converged
 
