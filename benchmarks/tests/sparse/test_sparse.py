@@ -114,7 +114,7 @@ def test_models_stand_beside_the_exact_one(problem: BenchProblem, tmp_path: Path
     assert few["coverage"] < 0.5 < 0.8 < row(document, "vfe,basis=uniform", 5)["coverage"]
     warned = [message for message in reporter.warnings if message.startswith("sr,basis=uniform, m = 5")]
     assert len(warned) == 1
-    assert "go to nothing far from the basis" in warned[0]
+    assert "vanish far from the basis" in warned[0]
     assert document["figures"]["least_rmse_at_5"] == "sggp,per_round=5"
 
 
