@@ -108,7 +108,7 @@ def test_text_is_shown_where_scikit_learn_is_asked_for_it(models: dict[str, Any]
 def test_certificates_say_what_they_prove(models: dict[str, Any]) -> None:
     exact = models["exact"].certificate_
     text = checked(exact._repr_html_()).text
-    assert f"means within {exact.mean_error_bound(np.ones(1)).max():.2g} deviations" in text
+    assert f"means within {exact.mean_error_bound(np.ones(1)).max():.2g} standard deviations" in text
     assert "residual norm" in text
     sparse = models["sparse"].certificate_
     assert f"the mean within {sparse.rms_bound.max():.2g} deviations" in checked(sparse._repr_html_()).text
