@@ -192,7 +192,7 @@ def test_ids_of_sources_without_text(tmp_path: Path, rng: np.random.Generator) -
         ({"ids": ["id", "id"]}, "named twice"),
         ({"ids": ["id"], "features": ["id", "a"]}, "The id 'id' is among the features"),
         ({"ids": ["nothing"]}, "no id 'nothing'"),
-        ({"ids": ["id"], "table": TableOptions(drop=("id",))}, "a target, a label or an id, and `drop` takes only features"),
+        ({"ids": ["id"], "table": TableOptions(drop=("id",))}, "a label or an id, and `drop` takes only features"),
     ],
 )
 def test_a_column_has_one_role(frame: pd.DataFrame, tmp_path: Path, options: dict[str, Any], words: str) -> None:
