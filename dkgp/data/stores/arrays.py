@@ -352,7 +352,8 @@ class StoredArray:
     def _require_same_store(self, described: tuple[str, str] | None) -> bool:
         """Refuse rows that were read while another store of the same shape took the place; `StoreError`.
 
-        `described` is what described the store before they were read. Returns False if a copy took its place since.
+        `described` holds the mark and the checksum of the manifest before these rows were read. Returns False if a copy
+        of the store has replaced it since.
 
         A store is overwritten by one whose manifest comes last: while the manifest is the one that was read when the
         store was opened, so were the chunks that were read before this look. One look for all the rows that are read at
